@@ -68,8 +68,10 @@ def unexpanded(path: str) -> str:
     return f"; {part} is not expanded, write out the path" if part else ""
 
 
-OF_FILES = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-"""Write errors for which `explain` suggests a fix."""
+OF_FILE_SYSTEM = {errno.EIO, errno.ESTALE, errno.EBUSY, errno.ESHUTDOWN}
+"""Errors of a shared file system or its server, most of which do not last."""
+OF_FILES = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, *OF_FILE_SYSTEM}
+"""Errors of files for which `explain` suggests a fix."""
 
 
 def explain(error: BaseException) -> str:
@@ -81,6 +83,8 @@ def explain(error: BaseException) -> str:
         return f"no space left while writing {file}: free some disk or quota and run again"
     if isinstance(error, OSError) and error.filename and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return f"{os.fsdecode(error.filename)}: {error.strerror}; change its permissions, or use another folder"
+    if failure := _failure_of_file_system(error):
+        return _file_system_failed(getattr(error, "filename", None) or "a file", failure)
     if os.strerror(errno.EFBIG) in str(error):  # safetensors raises its own exception with this text
         file = getattr(error, "filename", None) or "a file"
         return f"{file}: over the limit on file sizes; raise it (`ulimit -f unlimited`)"
@@ -96,11 +100,22 @@ def explain(error: BaseException) -> str:
 
 
 @contextmanager
-def translate_disk_full(folder: Path) -> Iterator[None]:
-    """Context manager for writes to `folder`. Turns an error caused by a full disk into one that names the folder.
+def naming(path: Path) -> Iterator[None]:
+    """Context manager for reading `path`. Adds its name to errors, which have none once the file is open."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+@contextmanager
+def translate_write_errors(folder: Path) -> Iterator[None]:
+    """Context manager for writes to `folder`. Turns an error caused by a full disk or a failed file system into one
+    that names the folder.
 
     Raises:
-        UserError: the block failed because there was no space left.
+        UserError: the block failed because there was no space left, or the file system failed.
     """
     try:
         yield
@@ -108,13 +123,18 @@ def translate_disk_full(folder: Path) -> Iterator[None]:
         # torch's writers give neither errno nor its text
         if _is_disk_full(error) or (not isinstance(error, UserError) and nearly_full(folder)):
             raise UserError(no_space_left(folder)) from error
+        raise_disk_error(error, folder)
         raise
 
 
-def raise_disk_full(error: BaseException) -> None:
-    """Raises UserError for an error that a full disk caused, so that handlers for other errors do not reword it."""
+def raise_disk_error(error: BaseException, place: Path) -> None:
+    """Raises an error that a full disk or a failed file system caused, so that handlers for other errors do not reword
+    it. One without a file name gets that of `place`.
+    """
     if _is_disk_full(error):
         raise error
+    if not isinstance(error, UserError) and (failure := _failure_of_file_system(error)):
+        raise UserError(_file_system_failed(getattr(error, "filename", None) or place, failure)) from error
 
 
 NEARLY_FULL = 1 << 16
@@ -139,3 +159,17 @@ def _is_disk_full(error: BaseException) -> bool:
         return True
     texts = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "No usable temporary directory")
     return any(text in str(error) for text in texts)
+
+
+def _failure_of_file_system(error: BaseException) -> str | None:
+    """The text of an error of the file system; None for other errors. safetensors raises its own exceptions."""
+    if isinstance(error, OSError) and error.errno:
+        return error.strerror if error.errno in OF_FILE_SYSTEM else None
+    return next((text for text in map(os.strerror, (errno.EIO, errno.ESTALE)) if text in str(error)), None)
+
+
+def _file_system_failed(file: str | bytes | Path, failure: str) -> str:
+    return (
+        f"{os.fsdecode(file)}: the file system failed ({failure}); run again, and if that does not help, use another "
+        "folder"
+    )

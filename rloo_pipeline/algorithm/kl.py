@@ -5,13 +5,11 @@ The estimates k1, k2 and k3 are those of Schulman, "Approximating KL divergence"
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-KlEstimator = Literal["k1", "k2", "k3"]
+from rloo_pipeline.config.corrections import KlEstimator
 
 
 def k1(logps: Float[Tensor, "*shape"], reference_logps: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

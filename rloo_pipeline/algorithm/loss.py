@@ -24,21 +24,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-Level = Literal["sequence", "sequence_mean", "token"]
-Clip = Literal["ppo", "cispo", "sapo", "dppo_tv", "vespo", "clip_cov", "kl_cov", "none"]
+from rloo_pipeline.config.algorithm import Clip, LossAggMode, RatioLevel
+
 OwnLoss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """A user's loss: logps, old_logps, advantages and mask, all [completions, tokens] → the loss of each token. Completions
 and tokens outside of the mask must not affect others, since steps are split into micro-batches.
 """
-AggMode = Literal[
-    "sequence", "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "sequence_mean_token_sum_norm"
-]
 MAX_LOG_RATIO = 20.0
 """Bound on a log-ratio, as in OpenRLHF, verl and NeMo-RL; a ratio of e²⁰ = 4.9e8 is far outside any clip range."""
 
@@ -85,7 +82,7 @@ def log_ratio(
     logps: Float[Tensor, "completions tokens"],
     old_logps: Float[Tensor, "completions tokens"],
     mask: Bool[Tensor, "completions tokens"],
-    level: Level,
+    level: RatioLevel,
 ) -> Float[Tensor, "completions actions"]:
     """log ρ of each action, bounded by ±20: an infinite ratio times an advantage of 0 would be NaN.
 
@@ -109,7 +106,7 @@ def losses(
     old_logps: Float[Tensor, "completions tokens"],
     advantages: Float[Tensor, " completions"] | Float[Tensor, "completions tokens"],
     mask: Bool[Tensor, "completions tokens"],
-    level: Level,
+    level: RatioLevel,
     clip: Clip | OwnLoss,
     bounds: Bounds,
     chosen: Bool[Tensor, "completions tokens"] | None = None,
@@ -190,7 +187,7 @@ class Totals(NamedTuple):
 def aggregate(
     action_losses: Float[Tensor, "completions actions"],
     mask: Bool[Tensor, "completions tokens"],
-    mode: AggMode,
+    mode: LossAggMode,
     totals: Totals,
 ) -> Float[Tensor, ""]:
     """The share of these completions in the loss of their optimizer step.

@@ -19,15 +19,16 @@ judges, before any truncation (verl's rollout_is together with rollout_rs).
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rloo_pipeline.algorithm.loss import MAX_LOG_RATIO, Level, log_ratio
+from rloo_pipeline.algorithm.loss import MAX_LOG_RATIO, log_ratio
+from rloo_pipeline.config.algorithm import RatioLevel
+from rloo_pipeline.config.corrections import Correction
 
-Correction = Literal["token_tis", "sequence_tis", "token_mis", "sequence_mis", "sequence_mean_mis"]
 BAND = (0.5, 2.0)
 """Token weights that rounding can explain; a weight outside this band has a different cause."""
 
@@ -35,7 +36,7 @@ BAND = (0.5, 2.0)
 class Rejection(NamedTuple):
     """A rule that drops actions if their weight, or that of their completion, is outside the thresholds."""
 
-    by: Level
+    by: RatioLevel
     min: float | None
     max: float | None
 
@@ -84,7 +85,7 @@ def _corrected(
     logps: Tensor, sampling_logps: Tensor, mask: Tensor, correction: Correction, low: float | None, high: float | None
 ) -> tuple[Tensor, Tensor]:
     """Weights of one correction, also outside of the mask; and True where they are beyond a threshold."""
-    level: Level = correction.rpartition("_")[0]  # type: ignore[assignment]  # the name before tis or mis
+    level: RatioLevel = correction.rpartition("_")[0]  # type: ignore[assignment]  # the name before tis or mis
     weight = log_ratio(logps.detach(), sampling_logps, mask, level).exp()
     outside = _is_outside(weight, low, high)
     if correction.endswith("tis"):

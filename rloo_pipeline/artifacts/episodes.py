@@ -1,4 +1,4 @@
-"""Checks that the columns of an episode agree: a completion of several turns in one row of rollouts.
+"""Checks that the columns of an episode agree. An episode is a completion of several turns in one row of rollouts.
 
 `completion_ids` are all tokens after the prompt: sampled ones, and between them those of tools' answers, of users
 and of the chat template. `loss_mask` is True for sampled ones, and only they have a value in

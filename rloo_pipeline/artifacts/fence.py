@@ -21,7 +21,7 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
-from rloo_pipeline.errors import UserError, translate_disk_full
+from rloo_pipeline.errors import UserError, translate_write_errors
 
 FOLDER = ".fence"
 VARIABLE = "RLOO_FENCE"
@@ -38,7 +38,7 @@ def acquire(run: Path, output: Path) -> None:
         return
     token = uuid.uuid4().hex
     path = run / FOLDER / str(output.absolute().relative_to(run)).replace("/", "__")
-    with translate_disk_full(run):
+    with translate_write_errors(run):
         path.parent.mkdir(exist_ok=True)
         _put(token, path)
     for leftover in path.parent.glob(f"{glob.escape(path.name)}.{'[0-9a-f]' * len(token)}"):

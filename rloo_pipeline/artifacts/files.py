@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from rloo_pipeline.artifacts import fence
-from rloo_pipeline.errors import UserError, translate_disk_full
+from rloo_pipeline.errors import UserError, naming, translate_write_errors
 
 SEAL = "blake2b"
 """Key of a JSON file that holds the digest of the other keys; not BLAKE3, which the controller lacks."""
 REMEDY = "delete it and run again"
 OUTPUT_CACHE = "SNAKEMAKE_OUTPUT_CACHE"
 """Variable that names the folder in which `snakemake --cache` keeps files."""
+TIMESTAMP = ".snakemake_timestamp"
+"""Snakemake's file in a folder that records when its job ran."""
 UMASK = os.umask(0o022)
 os.umask(UMASK)
 
@@ -81,11 +83,12 @@ def _temporary(path: Path) -> Iterator[Path]:
     """Yields a temporary path for `path`, and removes what is left there after the block."""
     temporary = temporary_path(path)
     try:
-        with translate_disk_full(path.parent):
-            yield temporary
-    except FileNotFoundError:
-        fence.check()  # a later process has removed it
-        raise
+        with translate_write_errors(path.parent):
+            try:
+                yield temporary
+            except OSError:
+                fence.check()  # a later process has removed it, which NFS calls a stale file
+                raise
     finally:
         _remove(temporary)
 
@@ -102,7 +105,7 @@ def replace_folder(temporary: Path, path: Path) -> None:
         os.replace(path, previous)
     try:
         os.replace(temporary, path)
-    except FileNotFoundError:  # a later process has removed it, and `previous` is that process's result
+    except OSError:  # if a later process has removed it, `previous` is that process's result
         if previous.exists():
             os.replace(previous, path)
         raise
@@ -179,7 +182,8 @@ def read_artifact(path: Path, remedy: str = REMEDY, **expected: object) -> dict[
 def _read_sealed(path: Path, remedy: str) -> tuple[Any, bool]:
     """The content of a JSON file without its digest, and True if it had one."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        with naming(path):
+            content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; run the stage that writes it first") from None
     except (ValueError, RecursionError) as error:

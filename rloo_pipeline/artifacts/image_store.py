@@ -79,7 +79,7 @@ def decode(file: bytes | Image, location: str) -> Image:
             if image.mode.startswith(("I", "F")) or not min(image.size):
                 raise ValueError(f"mode {image.mode}, {image.width} by {image.height} pixels; convert it to 8-bit RGB")
             return image.convert("RGB")
-    except Exception as error:  # of any kind: PIL checks few values of EXIF data
+    except Exception as error:  # any exception: PIL checks few values of EXIF data
         raise UserError(f"{location}: PIL cannot read the image ({one_line(error)})") from error
 
 

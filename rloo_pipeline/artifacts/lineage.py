@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.artifacts.files import SEAL
 from rloo_pipeline.artifacts.manifest import MANIFEST
-from rloo_pipeline.errors import UserError, one_line
+from rloo_pipeline.errors import UserError, one_line, raise_disk_error
 from rloo_pipeline.runtime.reproducible import CARD
 
 if TYPE_CHECKING:
@@ -143,7 +143,8 @@ def facts_of(path: Path) -> dict[str, str]:
         else:
             about = {}
         return {key: str(value) for key, value in about.items() if value is not None}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise_disk_error(error, path)  # else the facts would be missing in what is written next
         return {}
 
 
@@ -205,9 +206,11 @@ def cards_of(inputs: Iterable[Path]) -> dict[str, str]:
 
 
 def of_metrics(metrics: Mapping[str, object], scores: Path) -> dict[str, str]:
-    """Facts for the table of a round's update: digests of its metrics and of the functions that gave its scores."""
-    functions = facts_of(scores).get(FUNCTIONS)
-    return {"metrics": metrics_digest(metrics)} | ({FUNCTIONS: functions} if functions else {})
+    """Facts for the table of a round's update: digests of its metrics, and of the functions and reward models that gave
+    its scores.
+    """
+    scored_by = {key: fact for key, fact in facts_of(scores).items() if key in (FUNCTIONS, REWARD_MODELS)}
+    return {"metrics": metrics_digest(metrics), **scored_by}
 
 
 def metrics_digest(metrics: Mapping[str, object]) -> str:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rloo_pipeline.artifacts.files import check_facts, read_artifact, read_json, write_json
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, naming
 from rloo_pipeline.runtime import ranks
 from rloo_pipeline.runtime.progress import announcing
 
@@ -36,7 +36,7 @@ def digest(path: Path) -> str:
     size = path.stat().st_size
     piece = memoryview(bytearray(min(PIECE, size + 1)))
     waits = announcing(f"reading {path} ({size / 1e9:.1f} GB)") if size > LARGE else nullcontext()
-    with waits, path.open("rb", buffering=0) as file:
+    with waits, naming(path), path.open("rb", buffering=0) as file:
         while count := file.readinto(piece):
             hasher.update(piece[:count])
     return hasher.hexdigest()

@@ -41,7 +41,7 @@ TYPES: Mapping[str, tuple[type | tuple[type, ...], str]] = {
         ("text_config", "vision_config", "quantization_config", "rope_parameters", "rope_scaling"), (dict, "an object")
     ),
     **dict.fromkeys(("architectures", "layer_types", "layers_block_type"), (list, "a list")),
-    **dict.fromkeys(("model_type", "rope_type", "type"), (str, "a text")),
+    **dict.fromkeys(("model_type", "rope_type", "type"), (str, "a string")),
     **dict.fromkeys(
         ("num_attention_heads", "model_max_length", "factor", "original_max_position_embeddings", *EXPERT_KEYS),
         ((int, float), "a number"),

@@ -20,7 +20,7 @@ from rloo_pipeline.artifacts.manifest import Manifest, verify_manifest, write_ma
 from rloo_pipeline.artifacts.manifest import digest as digest_of
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.artifacts.vision import ImageKind, ImageTokens
-from rloo_pipeline.errors import UserError, one_line, raise_disk_full
+from rloo_pipeline.errors import UserError, one_line, raise_disk_error
 from rloo_pipeline.transformers_internals import optional_parts
 
 if TYPE_CHECKING:
@@ -109,13 +109,13 @@ class Policy:
 
         try:
             config = AutoConfig.from_pretrained(self.base, trust_remote_code=self.trust_remote_code)
-        except Exception as error:  # of any kind: transformers checks few values of a configuration
-            raise_disk_full(error)
+        except Exception as error:  # any exception: transformers checks few values of a configuration
+            raise_disk_error(error, self.config_file)
             raise UserError(
                 f"{self.config_file}: transformers cannot read this configuration "
                 f"({type(error).__name__}: {one_line(error)})"
             ) from error
-        vars(config).pop("quantization_config", None)  # of a checkpoint in 4 bits; policy 0 itself is in 16 bits
+        vars(config).pop("quantization_config", None)  # a 4-bit checkpoint has it, but policy 0 is in 16 bits
         return config
 
     @cached_property
@@ -203,8 +203,8 @@ class Policy:
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
                 self.base, trust_remote_code=self.trust_remote_code
             )
-        except Exception as error:  # of any kind: tokenizers checks few values of its files
-            raise_disk_full(error)
+        except Exception as error:  # any exception: tokenizers checks few values of its files
+            raise_disk_error(error, self.base)
             raise UserError(f"{self}: no tokenizer can be loaded ({one_line(error)})") from error
         if len(tokenizer) <= len(tokenizer.all_special_ids):  # transformers makes one up if tokenizer.json is missing
             raise UserError(f"{self}: no tokenizer (no tokenizer.json); copy or fetch the whole model")

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from rloo_pipeline.artifacts import episodes, image_store
 from rloo_pipeline.artifacts.files import REMEDY, atomic_write, check_facts
-from rloo_pipeline.errors import UserError, one_line
+from rloo_pipeline.errors import UserError, naming, one_line
 from rloo_pipeline.runtime import import_shims
 from rloo_pipeline.version import __version__
 
@@ -247,7 +247,8 @@ def read_carried(path: Path, **expected: object) -> list[dict[str, Any]]:
 def _read(path: Path, kind: str, columns: Sequence[str] | None, **expected: object) -> pa.Table:
     """A table with all of its rows; arguments and errors are the same as for `read`."""
     try:
-        content = path.read_bytes()
+        with naming(path):
+            content = path.read_bytes()
     except FileNotFoundError:
         raise UserError(f"{path}: no such table; run the stage that writes it first") from None
     start = content.rfind(MARK) + len(MARK)

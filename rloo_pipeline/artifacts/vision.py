@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline.errors import UserError, one_line, raise_disk_full
+from rloo_pipeline.errors import UserError, one_line, raise_disk_error
 from rloo_pipeline.transformers_internals import optional_parts
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def load_processor(folder: Path, hf_config: Mapping[str, Any], trust_remote_code
     try:
         processor: Any = AutoProcessor.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
-        raise_disk_full(error)
+        raise_disk_error(error, folder)
         raise UserError(
             f"{folder}: no processor of images can be loaded ({one_line(error)}); add the "
             "preprocessor_config.json that belongs to the model"

@@ -22,6 +22,11 @@ class Card(NamedTuple):
     bandwidth: float
     """Memory bandwidth in TB/s."""
 
+    @property
+    def room(self) -> float:
+        """Bytes that a process which trains or computes log-probs may use of it; warm workers hold the rest."""
+        return devices.left_for_training(self.gigabytes * 1e9)
+
 
 CARDS = {
     card.name: card

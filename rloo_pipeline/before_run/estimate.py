@@ -160,7 +160,7 @@ class GpuEstimate(NamedTuple):
     def fits(self) -> Iterator[Fit]:
         """Checks whether each GPU stage fits on the card."""
         config, shape, gpu = self.config, self.shape, _gpu(self.card)
-        room = gpu.memory * memory.ROOM
+        room = self.card.room * memory.ROOM
         terms = self.memory.update()
         fits = memory.total(terms) <= room
         yield Fit("update", terms, fits, partial(advice.nearest_update, config, shape, room))
@@ -180,7 +180,7 @@ class GpuEstimate(NamedTuple):
         if fit.stage == "rollout":
             weights = fit.terms["weights"] / GB
             return f"a sampler's weights take {weights:,.0f} GB a GPU and leave no room for a sequence"
-        used, room = memory.total(fit.terms) / GB, self.card.gigabytes * memory.ROOM
+        used, room = memory.total(fit.terms) / GB, self.card.room * memory.ROOM / GB
         return f"{fit.stage} takes {used:,.0f} GB a GPU, and {room:,.0f} GB can be used"
 
     def hours(self, pace: str = "typical", warm: bool = True) -> dict[str, float]:

@@ -10,7 +10,6 @@ from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.before_run import advice, checkpointing, model_inputs, queueing, speeds
 from rloo_pipeline.before_run.cards import Card
 from rloo_pipeline.before_run.estimate import GpuEstimate
-from rloo_pipeline.before_run.memory import GB
 from rloo_pipeline.config import Algorithm, Config, Lora, Mismatch, Offload, Rollout
 from rloo_pipeline.config import lag as lags
 from rloo_pipeline.config.loading import validate
@@ -195,8 +194,7 @@ def computes_the_same(layout: GpuLayout, config: Config) -> bool:
 
 def _measured(name: str, config: Config, changes: Changes, shape: ModelDims, card: Card, gpus: int) -> GpuLayout:
     """Estimates the memory and times of a layout."""
-    room = card.gigabytes * GB
-    config = checkpointing.resolve_for(advice.override(config, changes), shape, "cuda", room)
+    config = checkpointing.resolve_for(advice.override(config, changes), shape, "cuda", card.room)
     estimated = GpuEstimate(config, shape, card, model_inputs.teacher_shape(config))
     sides = {pace: queueing.side_seconds(config, estimated.hours(pace)) for pace in speeds.PACES}
     return GpuLayout(

@@ -33,11 +33,11 @@ SCORES = 8.0
 """Bytes that a layer keeps for each attention weight, if training holds them."""
 LIVE = 1e9
 """Maximum number of offloaded weights that DeepSpeed holds on a GPU (its `stage3_max_live_parameters`)."""
-MOMENTS = {"adamw": 8.0, "adamw_8bit": 2.0 + 2 * 4 / 256, "adafactor": 0.0, "muon": 4.0}
+OPTIMIZER_STATE = {"adamw": 8.0, "adamw_8bit": 2.0 + 2 * 4 / 256, "adafactor": 0.0, "muon": 4.0}
 """Bytes of optimizer state per trained parameter. An 8-bit state has a float32 scale per 256 numbers, Adafactor's rows
 and columns are negligible, and Muon keeps AdamW's two moments for parameters outside the layers' matrices.
 """
-SCRATCH = {
+STEP_SCRATCH = {
     "adamw": {"cpu": 0.0, "cuda": 0.0},
     "adamw_8bit": {"cpu": 24.0, "cuda": 0.0},
     "adafactor": {"cpu": 12.0, "cuda": 12.0},
@@ -120,7 +120,7 @@ class RunMemory(NamedTuple):
         name = self.config.update.optimizer
         is_muon = name == "muon" and self.config.update.lora is None
         apart = self.shape.parameters - _weights_in_layers(self.shape) if is_muon else 0
-        return MOMENTS[name] * self.trained + (MOMENTS["adamw"] - MOMENTS["muon"]) * apart
+        return OPTIMIZER_STATE[name] * self.trained + (OPTIMIZER_STATE["adamw"] - OPTIMIZER_STATE["muon"]) * apart
 
     @property
     def _size(self) -> int:
@@ -162,7 +162,7 @@ class RunMemory(NamedTuple):
         if distills := distills and config.algorithm.teacher_top_k > 0:
             forward["teacher's tokens"] = self._likeliest(batch)
         freed = 0.0 if batch.several else total(forward)
-        scratch = SCRATCH[config.update.optimizer][self.device] * _largest_parameter(config.update, self.shape)
+        scratch = STEP_SCRATCH[config.update.optimizer][self.device] * _largest_parameter(config.update, self.shape)
         if on_gpu and offload.on_disk:  # DeepSpeed's gradients pass through scratch memory in float32
             scratch += learned * 4 * self._share
         if first:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rloo_pipeline import import_string
 from rloo_pipeline.artifacts import model_files
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.before_run import model_inputs, places
+from rloo_pipeline.before_run import model_inputs, node_checks
 from rloo_pipeline.before_run.findings import Finding, RunInputs, problems_of
 from rloo_pipeline.config import Algorithm, distillation
 from rloo_pipeline.errors import UserError, one_line
@@ -69,7 +69,7 @@ def weights(inputs: RunInputs) -> Iterator[Finding]:
             transformers.logging.disable_progress_bar()
             plain_model.check_tensors(inputs.model)
         values = "" if size <= READ else "; `warmstart` reads them and looks for values that are not finite"
-        yield Finding("weights", True, f"{places.size_of(size)}, all tensors of the model{values}")
+        yield Finding("weights", True, f"{node_checks.size_of(size)}, all tensors of the model{values}")
     yield from problems
 
 
@@ -77,7 +77,7 @@ def machine(inputs: RunInputs) -> Iterator[Finding]:
     """Checks that this machine can train and sample the model. Yields only notes, since stages may run on other
     machines.
     """
-    for finding in places.machine(inputs.config):
+    for finding in node_checks.machine(inputs.config):
         yield finding._replace(ok=True, note=not finding.ok)
     if inputs.model is None:
         return

@@ -24,7 +24,7 @@ PROMPTS, SAMPLES = 4, 2
 SHOWN = 600
 """Number of characters of a prompt or completion that are shown."""
 WRONG_ANSWER = "I do not know."
-"""A completion that is not from the data."""
+"""A made-up completion, which should get a low score."""
 
 
 class RewardInputs(NamedTuple):

@@ -1,7 +1,7 @@
 """Accuracy and pass@k with their sampling uncertainty: 95% intervals and p-values.
 
 The sampled unit is the prompt, because the completions of one prompt are not independent. Everything here describes
-these policies on other prompts of the same kind, never another training.
+these policies on other prompts of the same kind. It does not predict another training run.
 
 - Shares (right answers, pass@k, truncated completions, wins) and rewards with two values have the interval of Korn and
   Graubard (1998): the interval of Clopper and Pearson (1934) for an effective number of independent answers, from the

@@ -118,7 +118,8 @@ COMMANDS = (
         option(
             "--from-trl",
             metavar="SCRIPT",
-            help="a TRL training script, which is read but not run, with its options: --from-trl 'grpo.py --beta 0.1'",
+            help="a TRL training script, which is read but not run, or a TRL command, in quotes with its options: "
+            "--from-trl 'grpo.py --beta 0.1', --from-trl 'trl grpo --config grpo.yaml'",
         ),
         option("--force", action="store_true", help="replace existing files"),
     ),

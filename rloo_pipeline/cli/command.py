@@ -118,6 +118,14 @@ CONFIG = option(
 RUN = option("run", type=Path, metavar="RUN", help="folder of the run, results/<run>")
 
 
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        """Adds the default, unless there is none or the text names it."""
+        if action.default in (None, False, []) or "default" in (action.help or ""):
+            return action.help
+        return super()._get_help_string(action)
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are a single line, without the usage."""
 
@@ -150,7 +158,7 @@ class RlooParser(Parser):
                 command.name,
                 help=command.about,
                 description=command.about,
-                formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+                formatter_class=_Help,
             )
             parser.set_defaults(command=command.run, log=None)
             for option in command.options:

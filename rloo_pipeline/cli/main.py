@@ -96,17 +96,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser().parse(argv)
     arguments.argv = argv
     nodes.take_rank()
-    environment.prepare(arguments.log)
     try:
+        environment.prepare(arguments.log)
         arguments.command(arguments)
         fence.release(done=True)
         cost.end()
     except (Exception, KeyboardInterrupt) as error:
         hint = ""
-        if arguments.log or ranks.is_rank():
+        if logging.getLogger().handlers:  # there is a log, and it could be opened
             logging.getLogger("traceback").error("traceback of the error:", exc_info=error)
-        if arguments.log and not isinstance(error, UserError):
-            hint = f" (the traceback is in {arguments.log})"
+            if arguments.log and not isinstance(error, UserError):
+                hint = f" (the traceback is in {arguments.log})"
         ranks.tell_launcher(explain(error))
         progress.fail(f"rloo {argv[0]}: error: {explain(error)}{hint}")
         raise SystemExit(1) from None

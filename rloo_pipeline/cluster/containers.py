@@ -33,10 +33,13 @@ COMPILED = {
     "TRITON_CACHE_DIR": "triton",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "TORCH_EXTENSIONS_DIR": "torch_extensions",
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+    "HUMMING_CACHE_DIR": "humming/cache",
+    "HUMMING_TMP_DIR": "humming/tmp",
 }
 """Environment variables for folders of code that engines compile → subfolder of `compiled_folder`. Several nodes may
-write at once: Triton and Inductor rename finished files into place, vLLM compiles inside `caches.compiling`, and AdamW
-for CPUs has a folder per host.
+write at once: Triton and Inductor rename finished files into place, FlashInfer locks a file per kernel, vLLM compiles
+inside `caches.compiling`, and AdamW for CPUs has a folder per host.
 """
 CACHES = {"XDG_CACHE_HOME": "", "HF_HOME": "huggingface", **COMPILED}
 """All variables for cache folders, which are below the cache folder by default."""

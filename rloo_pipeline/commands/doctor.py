@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from rloo_pipeline.before_run import estimate, gpus, image, model_inputs, places, slurm_checks
+from rloo_pipeline.before_run import estimate, gpus, image, model_inputs, node_checks, slurm_checks
 from rloo_pipeline.before_run.findings import Finding, show
 from rloo_pipeline.before_run.memory import RunMemory
 from rloo_pipeline.cluster import containers
@@ -34,7 +34,7 @@ def doctor(arguments: ConfigArguments, project: Path, profile: Path | None, with
 
 def _findings(arguments: ConfigArguments, project: Path, profile: Path | None, with_image: bool) -> Iterator[Finding]:
     config = arguments.config
-    yield from places.architecture()
+    yield from node_checks.architecture()
     vllm_cache = None
     if with_image:
         name = containers.image(config.container, project)
@@ -43,9 +43,9 @@ def _findings(arguments: ConfigArguments, project: Path, profile: Path | None, w
     yield from gpus.findings(config, with_image, vllm_cache)
     # with the options of the run itself: without --sdm, a run in the image would rerun `stage-assets`
     call = f"{arguments.run_command} --sdm apptainer" if with_image else arguments.run_command
-    yield from places.findings(config, _bytes_written(config), f"{call} -- results/{config.run}/assets")
+    yield from node_checks.findings(config, _bytes_written(config), f"{call} -- results/{config.run}/assets")
     if profile is None:
-        yield from places.machine(config)
+        yield from node_checks.machine(config)
     else:
         yield from slurm_checks.findings(profile, project / "workflow" / "rules", config)
 

@@ -276,7 +276,7 @@ def init_from_trl(folder: Path, command: str, model: str | None, force: bool) ->
 
     Args:
         folder: the project's folder.
-        command: the script's file and command-line options.
+        command: the script's file and command-line options, or a command of TRL.
         model: overrides the script's model, or names it if the script does not show it.
         force: replace existing files.
 
@@ -287,7 +287,7 @@ def init_from_trl(folder: Path, command: str, model: str | None, force: bool) ->
     written = yaml.safe_dump(project.config, default_flow_style=None, sort_keys=False, allow_unicode=True, width=100)
     tables = list(groups(project.rows))
     context = {"run": project.config["run"], "model": project.config["model"], "data": project.data, "examples": ()}
-    context |= {"reward": None, "tables": tables, "files": project.files, "script": Path(shlex.split(command)[0]).name}
+    context |= {"reward": None, "tables": tables, "files": project.files, "script": project.script.path.name}
     texts = {
         "config/config.yaml": f"# From {context['script']}; README.md says what became of each option.\n\n{written}"
     }

@@ -15,7 +15,7 @@ from rloo_pipeline.before_run import (
     exchange,
     inputs,
     model_inputs,
-    places,
+    node_checks,
     queueing,
 )
 from rloo_pipeline.before_run.cards import Card, card_here
@@ -48,7 +48,7 @@ def plan(runs: RunSet, gpu: str | None, wait: float | None = None, gpus: int | N
         plan_run(runs.first, gpu, wait)
         return
     if gpus is not None:
-        raise UserError(f"--gpus: is for one run, and {runs.name} is an experiment; name the configuration of its base")
+        raise UserError(f"--gpus: plans one run, and {runs.name} is an experiment; name the configuration of its base")
     if wait is not None:
         raise UserError(f"--profile: the queue is estimated for one run, and {runs.name} is an experiment")
     console = Terminal()
@@ -103,7 +103,7 @@ def _costs(config: Config, card: Card | None, prompts: int) -> list[float]:
     costs = [float(sum(estimate.jobs(config).values())), sampled, disk]
     if card is None:
         return costs
-    config = checkpointing.resolve_for(config, shape, "cuda", card.gigabytes * GB)
+    config = checkpointing.resolve_for(config, shape, "cuda", card.room)
     difficulty = [GpuEstimate(part, shape, card).hours()["rollout"] for part in parts[1:]]
     hours = GpuEstimate(config, shape, card, model_inputs.teacher_shape(config)).hours()
     return [*costs, sum(hours.values()) + sum(difficulty)]
@@ -123,7 +123,7 @@ def plan_run(config: Config, gpu: str | None, wait: float | None = None) -> None
     console = Terminal()
     card = card_here(gpu, config.model.dtype) if gpu else None
     shape, asked = model_inputs.shape(config), config.deepspeed
-    room = devices.machine_bytes() / config.deepspeed.processes if card is None else card.gigabytes * GB
+    room = devices.machine_bytes() / config.deepspeed.processes if card is None else card.room
     reward_model = estimate.reward_model(config, shape, room, card)
     config = checkpointing.resolve_for(config, shape, "cuda" if card else "cpu", room)
     teacher = model_inputs.teacher_shape(config)
@@ -153,7 +153,7 @@ def plan_run(config: Config, gpu: str | None, wait: float | None = None) -> None
         _print_slurm(config, 60 * wait, work, console)
     if config.node_folder is not None:
         console.print(exchange.node_line(config, shape), soft_wrap=True)
-        found = places.node_folder(config, RunMemory(config, shape).policy)
+        found = node_checks.node_folder(config, RunMemory(config, shape).policy)
         if card is None and not found.ok:
             raise UserError(found.sentence)
     for note in inputs.require(config):

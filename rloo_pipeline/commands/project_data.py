@@ -130,7 +130,7 @@ def _files(name: str, path: Path, held_out: str | None) -> list[Path]:
         tests = [by_stem[stem] for stem in HELD_OUT_NAMES if stem in by_stem]
         if "train" not in by_stem or not (tests or held_out):
             raise UserError(
-                f"--data {name}: no file train and test ({', '.join(FORMATS)}) in this folder; name the files with "
+                f"--data {name}: no train and test files ({', '.join(FORMATS)}) in this folder; name the files with "
                 "--data FILE and --held-out FILE"
             )
         files = [by_stem["train"], *tests[:1]]

@@ -100,14 +100,14 @@ def _batch(rows: Sequence[Row], scored_rows: Sequence[Row], file: Path) -> Rewar
 
 
 def _completion(value: Any, prompt: Any, location: str) -> Any:
-    """A completion in the form that it has in a run: the messages of an episode, or a text."""
+    """A completion in the form that it has in a run: the messages of an episode, or a string."""
     if isinstance(value, list) and value and isinstance(value[-1], dict):
         content = value[-1].get("content")
         if content is not None and len(value) > 1 and not isinstance(prompt, str):
             return value
         value = None if content is None else content_text(content)
     if value is None:
-        raise UserError(f"{location} has null where the completion should be; give it a text, or drop the row")
+        raise UserError(f"{location} has null where the completion should be; write one, or drop the row")
     return as_completion(str(value), prompt)
 
 

@@ -1,4 +1,4 @@
-"""Translates the model of a TRL script, with its adapter and quantization, to configuration keys."""
+"""Translates the models of a TRL script, with adapter and quantization, to configuration keys."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class TrlModel:
         lora = {name: self._value(options.get(name), 16 if is_unsloth else 8) for name in ("r", "lora_alpha")}
         lora |= {name: self._value(options[name]) for name in ("lora_dropout", "use_rslora") if name in options}
         default: list[str] | str = ["q_proj", "v_proj"]
-        note = "q_proj and v_proj, PEFT's default for most models"
+        note = "q_proj and v_proj, PEFT's default for most models, but not for phi and nemotron_h"
         if is_unsloth:
             default, note = "all-linear", "all linear layers, Unsloth's default"
         lora["target_modules"] = self._value(options.get("target_modules")) or default
@@ -166,3 +166,15 @@ class TrlModel:
             if name in hidden or self._value(options[name]) not in (None, False, "none"):
                 self._row(f"peft_config.{name}", ast.unparse(options[name]), "", UNSHOWN if name in hidden else "")
         return lora
+
+    def _reward_model(self, made: ast.expr) -> JSON | None:
+        """The options of a reward model that the script names or loads; None for any other reward."""
+        given: dict[str, Any] = {"model": self._value(made)}
+        if isinstance(made, ast.Call) and ast.unparse(made.func).endswith("SequenceClassification.from_pretrained"):
+            nodes = dict(zip(("pretrained_model_name_or_path",), made.args, strict=False)) | self.script.keywords(made)
+            values = {name: self._value(node) for name, node in nodes.items()}
+            given = {"model": values.get("pretrained_model_name_or_path")}
+            given |= {name: values[name] for name in ("revision", "trust_remote_code") if values.get(name)}
+        if not isinstance(name := given["model"], str):
+            return None
+        return given | {"model": place_in(self.folder, Path(name)) if Path(name).is_dir() else name}

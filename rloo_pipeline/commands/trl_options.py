@@ -5,18 +5,17 @@ An option that a script leaves out has TRL's default, which is written out if it
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from rloo_pipeline.commands import trl_tables as tables
+from rloo_pipeline.config.generation import REFUSED, STOPS, GenerationKwargs
 from rloo_pipeline.config.section import JSON
 from rloo_pipeline.errors import UserError
+
+NO_CLIPPING = 1e9
+"""A max_grad_norm that no gradient reaches."""
 
 
 class ArgumentRow(NamedTuple):
@@ -48,17 +47,19 @@ class Translation:
     def __init__(self, kind: str, options: Mapping[str, Any]) -> None:
         self.kind = kind
         self.given = options = {**options}
-        if isinstance(kwargs := options.get("generation_kwargs"), dict):  # these override the options
-            options |= {name: value for name, value in kwargs.items() if name in tables.SAME["rollout"]}
-            rest = {name: value for name, value in kwargs.items() if name not in options}
-            options["generation_kwargs"] = rest or None
+        kwargs = options.get("generation_kwargs") or {}
+        options |= {name: value for name, value in kwargs.items() if name in tables.SAME["rollout"]}  # overridden
         self.options = {**tables.BOTH, **tables.DEFAULTS[kind], **options}
         if self.options.get("top_k") == -1:  # -1 turns it off in vLLM, 0 does here
             self.options["top_k"] = 0
+        if not self.options.get("max_grad_norm", 1.0):  # 0 and None turn clipping off in transformers
+            self.options["max_grad_norm"] = NO_CLIPPING
         self.keys: JSON = {}
         """Values by key, written as `section.key`."""
         self.rows: list[ArgumentRow] = []
         self.read: set[str] = {"output_dir", "model_init_kwargs", "reward_weights"}
+        if "clip" in tables.LOSSES.get(str(self.options.get("loss_type")), ()) and self.options.pop("delta", None):
+            self.read.add("delta")  # it has no effect on these losses
         if kind == "RLOO":
             self.keys["algorithm.preset"] = "trl"
         self._same()
@@ -67,6 +68,7 @@ class Translation:
         self._optimizer()
         if kind == "GRPO":
             self._grpo()
+        self._sampling(kwargs)
         self._rest()
 
     def add(self, option: str, here: str, note: str = "") -> None:
@@ -105,34 +107,42 @@ class Translation:
             self.keys[key] = self.options[name]
 
     def _batch(self) -> None:
-        """Sets completions and optimizer steps per round, for one process."""
+        """Sets completions and optimizer steps per round, for one process if the number is unknown."""
         size = self.options.get("per_device_train_batch_size", 8)
         accumulated = self.options.get("gradient_accumulation_steps", 1)
         batch, micro_steps = self.options.get("generation_batch_size"), self.options.get("steps_per_generation")
-        micro_steps = micro_steps or (batch // size if batch else accumulated)
+        known = self.options.get("num_processes")
+        micro_steps = micro_steps or (batch // (size * (known or 1)) if batch else accumulated)
         batch = batch or size * micro_steps
         if micro_steps % accumulated and (accumulated % micro_steps or self.options["num_iterations"] > 1):
             raise UserError(
                 f"steps_per_generation {micro_steps} and gradient_accumulation_steps {accumulated}: an optimizer step "
                 "would span parts of two rounds; make one a multiple of the other"
             )
-        if micro_steps < accumulated:
-            batch, micro_steps = size * accumulated, accumulated
-        self.steps = micro_steps // accumulated
         total, group = "generation_batch_size" in self.given, self.options["num_generations"]
-        processes = 1 if total else group // math.gcd(batch, group)
+        if micro_steps < accumulated:
+            batch, micro_steps = size * accumulated * ((known or 1) if total else 1), accumulated
+        self.steps = micro_steps // accumulated
+        processes = 1 if total else known or group // math.gcd(batch, group)
         batch *= processes
         self.keys["rollout.generation_batch_size"] = batch
         self.keys["algorithm.steps_per_generation"] = self.steps
         more = "on 1 process; with N processes, "
         self.options["generation_batch_size"] = batch
         note = "of all processes" if total else f"{size} × {micro_steps} {more}times N"
-        if processes > 1:
-            note = f"{size} × {micro_steps} × {processes} processes, the fewest that make whole groups of {group}"
+        if processes > 1 or (known and not total):
+            fewest = f", the fewest that make whole groups of {group}"
+            note = f"{size} × {micro_steps} × {processes} processes{'' if known else fewest}"
+        if known:
+            self.add("num_processes", "rollout.generation_batch_size", "they multiply the batch")
         self.add("generation_batch_size", "rollout.generation_batch_size", note)
         self.options["steps_per_generation"] = micro_steps
         note = f"{self.steps}, in optimizer steps: {micro_steps} micro-steps / {accumulated}"
-        self.add("steps_per_generation", "algorithm.steps_per_generation", note + f", {more}divided by N" * total)
+        self.add(
+            "steps_per_generation",
+            "algorithm.steps_per_generation",
+            note + f", {more}divided by N" * (total and not known),
+        )
 
     def _length(self) -> None:
         """Sets the number of rounds, from optimizer steps or epochs."""
@@ -212,9 +222,16 @@ class Translation:
             if name.startswith(f"{loss}_"):
                 self._one(name, f"algorithm.{name}")
             self.read.add(name)  # it has no effect on other losses
-        if loss == "cispo" and self.options.get("epsilon_high") is not None:
+        if loss == "cispo":
             # TRL's option is the bound itself
-            algorithm["epsilon_high"] = self.keys.pop("algorithm.epsilon_high") - 1
+            bound = self.options.get("epsilon_high") or self.options.get("epsilon", 0.2)
+            if bound <= 1:
+                raise UserError(
+                    f"loss_type cispo without an epsilon_high above 1: the bound of ratios is then {bound:g}, which "
+                    "scales the loss down; set it, such as to 5.0"
+                )
+            self.keys.pop("algorithm.epsilon_high", None)
+            algorithm["epsilon_high"] = bound - 1
             self.rows = [row for row in self.rows if row.option != "epsilon_high"]
             self.add("epsilon_high", "algorithm.epsilon_high", "the bound minus 1")
         if self.options["beta"]:
@@ -250,6 +267,22 @@ class Translation:
             self._one("vllm_structured_outputs_regex", "rollout.generation_kwargs.structured_outputs.regex")
         return {"mismatch": {"correction": correction, "max": high, **limits}}
 
+    def _sampling(self, given: Mapping[str, Any]) -> None:
+        """Takes over vLLM's other sampling parameters; those that mask tokens need the weights of `mismatch`."""
+        self.read.add("generation_kwargs")
+        for name, value in given.items():
+            key = tables.SAMPLING.get(name, name)
+            masks, note = key not in STOPS, REFUSED.get(key, "")
+            option = f"generation_kwargs.{name}"
+            self.options[option] = self.given[option] = value
+            self.read.add(option)
+            if key in GenerationKwargs.model_fields and not (masks and "algorithm.mismatch" not in self.keys):
+                self._one(option, f"rollout.generation_kwargs.{key}")
+            elif key in GenerationKwargs.model_fields:
+                self.add(option, "", "masks tokens, which needs algorithm.mismatch.correction")
+            elif key not in tables.SAME["rollout"] and value not in (None, False, tables.OFF.get(name, False)):
+                self.add(option, "", note)
+
     def _rest(self) -> None:
         """Adds rows for options that have no key."""
         for name, value in self.given.items():
@@ -275,44 +308,3 @@ def groups(rows: Sequence[ArgumentRow]) -> Iterator[tuple[str, list[ArgumentRow]
     yield "Taken under its own name", [row for row in rows if row.here and row.same_name]
     yield "Named otherwise here", [row for row in rows if row.here and not row.same_name]
     yield "Without a counterpart: NOT in this project", [row for row in rows if not row.here]
-
-
-def option_values(words: Sequence[str]) -> dict[str, Any]:
-    """Parses `--max_steps 400 --use_vllm` into {max_steps: 400, use_vllm: True}. Options override the file of
-    `--config`.
-
-    Raises:
-        UserError: a word does not belong to an option, or the file cannot be read.
-    """
-    found: dict[str, Any] = {}
-    name = None
-    for word in words:
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            name = name.replace("-", "_")
-            found[name] = _number(value) if equals else True
-        elif name is None:
-            raise UserError(f"--from-trl: '{word}' does not belong to an option; write the options as for the script")
-        elif found[name] is True:
-            found[name] = _number(word)
-        else:
-            found[name] = [*(found[name] if isinstance(found[name], list) else [found[name]]), _number(word)]
-    if file := found.pop("config", None):
-        try:
-            options = dict(yaml.safe_load(Path(str(file)).read_text(encoding="utf-8")) or {})
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            raise UserError(f"--from-trl: --config {file} cannot be read ({error})") from error
-        # YAML reads 1e-6 as text
-        is_number = re.compile(r"[-+]?\d+[eE][-+]?\d+").fullmatch
-        found = {key: float(value) if is_number(str(value)) else value for key, value in options.items()} | found
-    return found
-
-
-def _number(word: str) -> Any:
-    """Parses a word of a command line as a number, boolean, dictionary or string."""
-    for convert in (json.loads, float):
-        try:
-            return convert(word)
-        except ValueError:
-            continue
-    return {"true": True, "false": False}.get(word.lower(), word)

@@ -45,6 +45,7 @@ class TrlProject(TrlModel):
             )
         options, unknown = self._known(self.script.config_options())
         given = self._init_kwargs(options.get("model_init_kwargs"), unknown.pop("model_init_kwargs", None))
+        self._sampling(options, unknown)
         of_model, dataset = self._model(model, given), self._dataset()
         if options.get("bf16") is False and not options.get("fp16") and "dtype" not in of_model:
             of_model["dtype"] = "float32"
@@ -54,7 +55,7 @@ class TrlProject(TrlModel):
         config["run"] = valid_run_name(Path(str(options.get("output_dir") or self.folder.resolve().name)).name)
         config["model"] = of_model | config.get("model", {})
         config["dataset"] = dataset | config.get("dataset", {})
-        config["rewards"] = self._rewards(options.get("reward_weights"))
+        config["rewards"] = self._rewards(options.get("reward_weights"), options.get("chat_template_kwargs"))
         if len(config["rewards"]) > 1:
             config["correct"] = {"reward": _deciding(config["rewards"])}
         self._tools(config)
@@ -94,6 +95,24 @@ class TrlProject(TrlModel):
             except UnknownValueError:
                 unknown[name] = value
         return known, unknown
+
+    def _sampling(self, options: JSON, unknown: dict[str, ast.expr]) -> None:
+        """Makes `generation_kwargs` of all sampling parameters whose values the script shows."""
+        for name in ("generation_kwargs", "vllm_sampling_params"):
+            if (node := unknown.get(name)) is None:
+                continue
+            call = self.script.resolved(node)
+            entries = self.script.entries(node)
+            if isinstance(call, ast.Call) and name_of(call.func) == "SamplingParams" and not call.args:
+                entries = self.script.keywords(call)
+            if entries is None:
+                continue
+            known, hidden = self._known(entries)
+            options["generation_kwargs"] = {**(options.get("generation_kwargs") or {}), **known}
+            del unknown[name]
+            for key, value in hidden.items():
+                if "eos_token" not in (text := ast.unparse(value)):  # which always ends a completion
+                    self._row(f"{name}.{key}", text, "", UNSHOWN)
 
     def _dataset(self) -> JSON:
         """Builds the section `dataset`."""
@@ -145,7 +164,7 @@ class TrlProject(TrlModel):
         source = {"name": path, "config_name": name, "split": split, "revision": revision}
         return {key: value for key, value in source.items() if value is not None}
 
-    def _rewards(self, given: Sequence[float] | float | None) -> list[JSON]:
+    def _rewards(self, given: Sequence[float] | float | None, template: JSON | None) -> list[JSON]:
         weights = [given] if isinstance(given, int | float) else given
         target = self.script.argument("reward_funcs")
         nodes = [] if target is None else _elements(target, self.script.arguments["reward_funcs"])
@@ -160,8 +179,9 @@ class TrlProject(TrlModel):
                 values = [self._value(value) for value in (keywords | self.script.keywords(made)).values()]
                 options = dict(zip(("longest", "cache"), values, strict=False))
                 function: JSON | None = {"function": tables.OVERLONG, "options": options}
-            elif isinstance(model := self._value(made), str):
-                function = {"function": tables.REWARD_MODEL, "batch": "all", "options": {"model": model}}
+            elif model := self._reward_model(made):
+                model |= {"chat_template_kwargs": template} if template else {}
+                function = {"function": tables.REWARD_MODEL, "batch": "all", "options": model}
             else:
                 function = self._function(part, "rewards.py", copied)
             if function is None and isinstance(part, ast.Call | ast.Lambda) and self.script.shows(part):
@@ -172,8 +192,10 @@ class TrlProject(TrlModel):
                 note = "write it as a function in rewards.py, and name it in rewards"
                 self._row("reward_funcs", ast.unparse(part), "", note)
                 continue
-            if function["function"].endswith(":reward"):  # the name of the weighted sum
+            if (name := _column(function)) == "reward":  # the name of the weighted sum
                 function["name"] = "reward_function"
+            elif name in map(_column, rewards):
+                function["name"] = f"{name}_{number + 1}"
             if weights and weights[number] != 1:
                 function["weight"] = weights[number]
             rewards.append(function)
@@ -181,8 +203,8 @@ class TrlProject(TrlModel):
             self.rows.append(ArgumentRow("reward_funcs", ast.unparse(part), f"rewards: {function['function']}", note))
         if weights:
             self._row("reward_weights", shown(weights), "rewards[].weight", "with each function")
-        if not rewards and "environment_factory" in self.script.arguments:
-            rewards = [{"function": "rloo_pipeline.rewards.from_environment:environment_reward"}]
+        if (factory := self.script.argument("environment_factory")) is not None:
+            rewards += self._of_environment(factory, len(rewards) == 0)
         if not rewards:
             text = "none" if target is None else ast.unparse(target)
             raise UserError(
@@ -192,6 +214,28 @@ class TrlProject(TrlModel):
         if copied:
             self.files["rewards.py"] = trl_copies.functions(self.script, copied)
         return rewards
+
+    def _of_environment(self, factory: ast.expr, alone: bool) -> list[JSON]:
+        """The reward that environments give, if any does, to which TRL gives the weight 1."""
+        made = [*map(self._gives_reward, factory.values if isinstance(factory, ast.Dict) else [factory])]
+        if True in made or alone:
+            self._row(
+                "environment_factory", "get_reward", f"rewards: {tables.ENVIRONMENT_REWARD}", "weight 1, as in TRL"
+            )
+            return [{"function": tables.ENVIRONMENT_REWARD}]
+        if None in made:
+            note = f"if the environment has get_reward, add {tables.ENVIRONMENT_REWARD} to rewards"
+            self._row("environment_factory", ast.unparse(factory), "", note)
+        return []
+
+    def _gives_reward(self, node: ast.expr) -> bool | None:
+        """True if a class of environments has `get_reward`; None if the script does not show it."""
+        found = self.script.binding(node.id, node.lineno) if isinstance(node, ast.Name) else None
+        if found is None or not isinstance(found.statement, ast.ClassDef):
+            return False if ast.unparse(node) in ("object", "ABC") else None
+        names = {part.name for part in found.statement.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)}
+        of_bases = [*map(self._gives_reward, found.statement.bases)]
+        return True if "get_reward" in names or True in of_bases else None if None in of_bases else False
 
     def _function(self, node: ast.expr, file: str, copied: dict[str, ast.expr | None]) -> JSON | None:
         """Builds the reference to a function or class, which is copied from the script, or found in TRL or an imported
@@ -211,7 +255,7 @@ class TrlProject(TrlModel):
         if not isinstance(statement, ast.ImportFrom) or not statement.module:
             return None
         name = next(alias.name for alias in statement.names if (alias.asname or alias.name) == node.id)
-        if statement.module.startswith("trl"):
+        if statement.module.partition(".")[0] == "trl":
             return {"function": tables.REWARDS[name]} if name in tables.REWARDS else None
         beside = self.script.path.parent / f"{statement.module.replace('.', '/')}.py"
         module = place_in(self.folder, beside) if beside.is_file() else statement.module
@@ -246,11 +290,16 @@ def _elements(node: ast.expr, written: ast.expr) -> list[ast.expr]:
     return node.elts if isinstance(node, ast.List | ast.Tuple) else [written]
 
 
+def _column(reward: JSON) -> str:
+    """The name of a reward's column."""
+    return str(reward.get("name") or str(reward["function"]).rpartition(":")[2])
+
+
 def _deciding(rewards: Sequence[JSON]) -> str:
     """Name of the reward that decides what is right: the first one whose name suggests it, otherwise the first. A
     reward of the format decides only if all rewards are of the format.
     """
-    names = [str(reward["function"]).rpartition(":")[2] for reward in rewards]
+    names = [*map(_column, rewards)]
     names = [name for name in names if "format" not in name] or names
     words = ("accura", "correct", "math", "right", "answer")
     return next((name for name in names if any(word in name for word in words)), names[0])

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rloo_pipeline.commands.trl_options import option_values
+from rloo_pipeline.commands import trl_cli
 from rloo_pipeline.commands.trl_syntax import UNSHOWN, all_nodes, name_of
 from rloo_pipeline.commands.trl_tables import POSITIONAL, TALK
 from rloo_pipeline.commands.trl_values import ScriptValues
@@ -18,7 +18,7 @@ from rloo_pipeline.errors import UserError
 TRAINERS = ("RLOOTrainer", "GRPOTrainer")
 OTHER_FILES = {
     **dict.fromkeys(
-        (".yaml", ".yml"), "options, not a script; name the script first: --from-trl 'SCRIPT --config FILE'"
+        (".yaml", ".yml"), "options; write the whole command: --from-trl 'trl grpo --config FILE', or a script's"
     ),
     ".ipynb": "a notebook; `jupyter nbconvert --to script` writes the script that --from-trl reads",
 }
@@ -28,7 +28,7 @@ class TrlScript(ScriptValues):
     """A script, and the call that makes its trainer.
 
     Args:
-        command: the script's file and options, as after `python`.
+        command: the script's file and options, as after `python`, or a command of TRL.
 
     Raises:
         UserError: the file cannot be read, is not Python, or does not make exactly one RLOOTrainer or GRPOTrainer.
@@ -39,18 +39,14 @@ class TrlScript(ScriptValues):
             name, *words = shlex.split(command) or [""]
         except ValueError as error:  # a quotation mark without a second one
             raise UserError(f"--from-trl '{command}': cannot be split into words ({error})") from error
-        path = Path(name)
-        try:
-            self.text = path.read_text(encoding="utf-8")
-            if advice := OTHER_FILES.get(path.suffix):
-                raise UserError(f"--from-trl {name}: {advice}")
+        if of_trl := trl_cli.split([name, *words]):
+            kind, words = of_trl
+            path, options = Path(f"trl {kind.lower()}"), trl_cli.option_values(words)
+            self.text = trl_cli.script(kind, options)
             tree = ast.parse(self.text)
-        except OSError as error:
-            raise UserError(f"--from-trl {name}: cannot be read ({error.strerror})") from error
-        except (SyntaxError, ValueError) as error:
-            raise UserError(
-                f"--from-trl {name}: not valid Python {'.'.join(map(str, sys.version_info[:2]))} ({error})"
-            ) from error
+        else:
+            path, options = Path(name), trl_cli.option_values(words)
+            self.text, tree = _read(path)
         self.trainer = _trainer(path, tree)
         makers = [function for function in all_nodes(tree, ast.FunctionDef) if self.trainer in ast.walk(function)]
         """The functions in which the trainer is made, outermost first."""
@@ -58,7 +54,7 @@ class TrlScript(ScriptValues):
         inside = [
             call for call in all_nodes(tree, ast.Call) if isinstance(call.func, ast.Name) and call.func.id in names
         ]
-        super().__init__(path, tree, option_values(words), [self.trainer, *inside], makers)
+        super().__init__(path, tree, options, [self.trainer, *inside], makers)
         self.makers = makers
         self.arguments = dict(zip(POSITIONAL, self.trainer.args, strict=False)) | self.keywords(self.trainer)
 
@@ -149,6 +145,24 @@ class TrlScript(ScriptValues):
         if not isinstance(value, ast.Call):
             return False
         return name_of(value.func).endswith(("Trainer", "Config", "Parser")) or self.parses(value)
+
+
+def _read(path: Path) -> tuple[str, ast.Module]:
+    """The text and the syntax tree of a script.
+
+    Raises:
+        UserError: the file cannot be read, or is not Python.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        if advice := OTHER_FILES.get(path.suffix):
+            raise UserError(f"--from-trl {path}: {advice}")
+        return text, ast.parse(text)
+    except OSError as error:
+        raise UserError(f"--from-trl {path}: cannot be read ({error.strerror})") from error
+    except (SyntaxError, ValueError) as error:
+        version = ".".join(map(str, sys.version_info[:2]))
+        raise UserError(f"--from-trl {path}: not valid Python {version} ({error})") from error
 
 
 def _trainer(path: Path, tree: ast.Module) -> ast.Call:

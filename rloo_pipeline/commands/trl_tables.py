@@ -13,9 +13,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 BOTH = {"max_completion_length": 512, "learning_rate": 1e-6, "lr_scheduler_type": "linear", "num_iterations": 1}
 SAME = {
-    "rollout": (
-        *("num_generations", "max_completion_length", "temperature", "top_p", "top_k", "min_p", "generation_kwargs"),
-    ),
+    "rollout": (*("num_generations", "max_completion_length", "temperature", "top_p", "top_k", "min_p"),),
     "algorithm": (
         *("epsilon", "epsilon_high", "delta", "normalize_advantages", "reward_clip_range"),
         *("mask_truncated_completions", "top_entropy_quantile", "multi_objective_aggregation"),
@@ -31,8 +29,10 @@ RENAMED = {
     "seed": "seed",
     "max_tool_calling_iterations": "rollout.max_tool_calling_iterations",
 }
+SAMPLING = {"stop_strings": "stop", "min_new_tokens": "min_tokens"}
+"""transformers' names of vLLM's sampling parameters."""
 OPTIMIZERS = {
-    **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "fused_adam"), "adamw"),
+    **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "paged_adamw_32bit"), "adamw"),
     **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"), "adamw_8bit"),
     "adafactor": "adafactor",
 }
@@ -129,7 +129,12 @@ OF_MODEL: Mapping[str, Any] = {
 """Defaults of TRL's ModelConfig and ScriptArguments. These command-line options are not passed to the trainer, but read
 where the script uses them.
 """
-OFF = {"repetition_penalty": 1.0, "entropy_coef": 0.0, "router_aux_loss_coef": 0.0}
+OFF = {
+    **dict.fromkeys(("do_sample", "include_stop_str_in_output", "skip_special_tokens"), True),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "entropy_coef", "router_aux_loss_coef"), 0.0),
+    "repetition_penalty": 1.0,
+    "bnb_4bit_quant_type": "nf4",
+}
 """Values at which an option without a counterpart has no effect, besides None and False."""
 REWARDS = {
     "accuracy_reward": "rloo_pipeline.rewards.math:math_reward",
@@ -139,6 +144,7 @@ REWARDS = {
 """TRL's reward functions that have a counterpart here."""
 REWARD_MODEL = "rloo_pipeline.rewards.model:reward_model"
 OVERLONG = "rloo_pipeline.rewards.length:overlong_reward"
+ENVIRONMENT_REWARD = "rloo_pipeline.rewards.from_environment:environment_reward"
 POSITIONAL = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")
 """Trainer arguments that may be positional."""
 BEFORE_TRL_022 = {"policy", "ref_policy", "reward_model", "config"}

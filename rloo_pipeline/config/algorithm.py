@@ -15,6 +15,12 @@ from rloo_pipeline.config.estimators import estimators
 from rloo_pipeline.config.section import Section
 from rloo_pipeline.errors import did_you_mean
 
+RatioLevel = Literal["sequence", "sequence_mean", "token"]
+Clip = Literal["ppo", "cispo", "sapo", "dppo_tv", "vespo", "clip_cov", "kl_cov", "none"]
+LossAggMode = Literal[
+    "sequence", "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "sequence_mean_token_sum_norm"
+]
+
 
 def check_estimator(name: str) -> str:
     """Returns the name of a built-in estimator, or an import string; otherwise raises ValueError."""
@@ -65,7 +71,7 @@ class Algorithm(Section):
     """Placement and estimator of the KL penalty."""
     teacher: Teacher | None = None
     """Model or models to distill from. Off by default."""
-    importance_sampling_level: Literal["sequence", "sequence_mean", "token"] = "sequence"
+    importance_sampling_level: RatioLevel = "sequence"
     """Level of the policy ratio. `sequence`: the whole completion is one action (RLOO). `sequence_mean`: the
     length-normalized ratio of the completion (GSPO). `token`: each token is an action.
     """
@@ -74,7 +80,7 @@ class Algorithm(Section):
     vLLM returned them, which saves that forward pass; with `rollout.lag` the ratio is then relative to the older
     policy.
     """
-    clip: Literal["ppo", "cispo", "sapo", "dppo_tv", "vespo", "clip_cov", "kl_cov", "none"] = "ppo"
+    clip: Clip = "ppo"
     """How the policy ratio is limited. `ppo`: PPO's pessimistic clip. `cispo`: the clipped ratio is a constant weight
     (no gradient) on the log-prob. `sapo`: a soft gate on the ratio instead of a clip range. `dppo_tv`: no gradient for
     a token whose probability moved by more than epsilon. `vespo`: a smooth weight that depends on the ratio of the
@@ -128,13 +134,7 @@ class Algorithm(Section):
     """Share of a round's tokens that enter the policy loss: those where the policy before the update has the highest
     entropy. The paper, "Beyond the 80/20 Rule", uses 0.2. Needs `old_logps: trainer`.
     """
-    loss_agg_mode: Literal[
-        "sequence",
-        "token_mean",
-        "sequence_mean_token_mean",
-        "sequence_mean_token_sum",
-        "sequence_mean_token_sum_norm",
-    ] = "sequence"
+    loss_agg_mode: LossAggMode = "sequence"
     """Aggregation of a step's loss. `sequence`: sum over the actions of each completion, then mean over
     completions (RLOO). `token_mean`: mean over all tokens (DAPO). `sequence_mean_token_mean`: mean over the tokens of
     each completion, then over completions (GRPO). `sequence_mean_token_sum`: sum over tokens, then mean over

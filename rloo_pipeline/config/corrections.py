@@ -9,6 +9,9 @@ from pydantic import Field
 
 from rloo_pipeline.config.section import Section
 
+KlEstimator = Literal["k1", "k2", "k3"]
+Correction = Literal["token_tis", "sequence_tis", "token_mis", "sequence_mis", "sequence_mean_mis"]
+
 
 class KL(Section):
     """KL penalty that keeps the policy near the reference policy (policy 0). Its coefficient is `algorithm.beta`."""
@@ -18,7 +21,7 @@ class KL(Section):
     paper). `token_reward`: subtracted from each token's reward-to-go after the baseline. `loss`: added to the loss as a
     term with its own gradient (GRPO).
     """
-    estimator: Literal["k1", "k2", "k3"] = "k1"
+    estimator: KlEstimator = "k1"
     """Schulman's estimator of the KL from sampled tokens. In the reward, use `k1`; near the reference policy, `k2` and
     `k3` have almost no gradient there. In the loss, use `k2` or `k3`; without `bias_correction`, `k1` does not pull
     towards the reference there.
@@ -62,7 +65,7 @@ class Reject(Section):
 class Mismatch(Section):
     """Correction for the difference between the sampler's (vLLM) and the trainer's log-probs of the same tokens."""
 
-    correction: Literal["none", "token_tis", "sequence_tis", "token_mis", "sequence_mis", "sequence_mean_mis"] = "none"
+    correction: Literal["none", Correction] = "none"
     """Importance weights (trainer over sampler), per token or per completion. `tis` truncates a weight at the upper
     threshold; `mis` drops tokens or completions outside the thresholds. `token_mis` with both thresholds is IcePop's
     two-sided mask. With `rollout.lag` the weights also correct for the older policy that sampled, and the default is
@@ -95,7 +98,7 @@ class Mismatch(Section):
         correction, low, high = self.correction, self.min, self.max
         if correction == "none" and self.changed("min", "max"):
             yield (
-                "mismatch.min and mismatch.max are thresholds of a correction, and there is none; set "
+                "mismatch.min and mismatch.max are thresholds of a correction, but none is set; set "
                 "mismatch.correction, or leave them out"
             )
         if correction != "none" and clip == "vespo":

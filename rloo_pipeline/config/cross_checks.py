@@ -50,7 +50,7 @@ def _reward_names(config: RunKeys) -> Iterator[str]:
             yield f"{key}: no reward is named '{name}' (there are {', '.join(columns)})"
     given = next((reward.column for reward in config.rewards if reward.function == ENVIRONMENT_REWARD), None)
     if given is not None and config.rollout.environment is None:
-        yield f"rewards: {given} is what the environment gives; set rollout.environment"
+        yield f"rewards: {given} is the environment's reward, and there is no environment; set rollout.environment"
 
 
 def _counts(config: RunKeys) -> Iterator[str]:
@@ -124,8 +124,8 @@ def _generation(config: RunKeys) -> Iterator[str]:
     if algorithm.mismatch.correction in ("none", "sequence_mean_mis"):
         correction = "token_tis" if algorithm.acts_on_tokens else "sequence_tis"
         yield (
-            f"{name} masks tokens, so samples are of another distribution than the trainer's, and without importance "
-            f"weights the gradient is biased; set algorithm.mismatch.correction: {correction} and "
+            f"{name} masks tokens, so samples are from a different distribution than the trainer's, and without "
+            f"importance weights the gradient is biased; set algorithm.mismatch.correction: {correction} and "
             "algorithm.old_logps: trainer, or leave it out"
         )
     reject = algorithm.mismatch.reject

@@ -101,7 +101,7 @@ class PromptSelection(Section):
 
     def _problems(self) -> Iterator[str]:
         if self.pass_rate is None and self.weights == "none":
-            yield "selects nothing; set pass_rate or weights, or leave the section out"
+            yield "does not select anything; set pass_rate or weights, or leave the section out"
         if self.pass_rate is None:
             return
         low, high = self.pass_rate

@@ -79,7 +79,7 @@ def _first_problem(error: ValidationError, whole: type[Section]) -> str:
             return f"key '{key}' was removed: {remedy}{others}"
         suggestion = _suggestion(section, unknown)
         listing = "" if suggestion or not section else f"; known keys here: {', '.join(section.model_fields)}"
-        return f"unknown key '{key}'{suggestion}{listing}{others}"
+        return f"unknown key '{key}'{suggestion}{others}{listing}"
     keys, section = _follow(location, whole)
     key, message = ".".join(keys), problem["msg"].removeprefix("Value error, ")
     if section is not None and problem["type"] in ("model_type", "dict_type"):

@@ -59,7 +59,7 @@ REFUSED = {
     **dict.fromkeys(("logprobs", "prompt_logprobs", "flat_logprobs", "detokenize", "output_kind"), _PIPELINE),
     **dict.fromkeys(
         ("include_stop_str_in_output", "skip_special_tokens"),
-        f"{_PIPELINE}: rewards see all sampled tokens but those that end, start or fill a text",
+        f"{_PIPELINE}: rewards see all sampled tokens except EOS, BOS, PAD and the like",
     ),
 }
 """vLLM's parameters that cannot be set here, and why."""
@@ -98,7 +98,7 @@ class GenerationKwargs(Section):
     space.
     """
     allowed_token_ids: list[int] = Field([], max_length=1024)
-    """The only tokens that can be sampled, at most 1,024 (vLLM's limit on GPUs); include those that end a text."""
+    """The only tokens that can be sampled, at most 1,024 (vLLM's limit on GPUs); include the EOS tokens."""
     structured_outputs: JSON = {}
     """Format of the completions: one of `json` (a schema), `regex`, `choice` (a list) and `grammar` (EBNF)."""
 

@@ -66,9 +66,9 @@ def problems(rollout: Rollout, algorithm: Algorithm) -> Iterator[str]:
         lag = f"rollout.token_budget: {rollout.token_budget}"
     if algorithm.old_logps == "sampler" and algorithm.clip == "none" and (lag or rollout.quantization):
         yield (
-            f"{lag or f'rollout.quantization: {rollout.quantization}'} trains on completions of another distribution "
-            "than the policy's, and with algorithm.clip: none no ratio weights them; set algorithm.old_logps: trainer, "
-            "or clip: ppo"
+            f"{lag or f'rollout.quantization: {rollout.quantization}'} trains on completions from a different "
+            "distribution than the policy's, and with algorithm.clip: none no ratio weights them; set "
+            "algorithm.old_logps: trainer, or clip: ppo"
         )
     if lag is None:
         return

@@ -27,7 +27,7 @@ _LOADER = type(
     {"yaml_constructors": {**yaml.SafeLoader.yaml_constructors}},
 )
 """PyYAML's C loader, if it was built: it takes an eighth of the time, and every stage loads the configuration. Its
-constructors are its own, since lm-format-enforcer, which vLLM imports, makes PyYAML's read dates as texts.
+constructors are its own, since lm-format-enforcer, which vLLM imports, makes PyYAML's read dates as strings.
 """
 
 

@@ -32,7 +32,7 @@ names.
 """
 
 
-LATER: Mapping[str, object] = {
+ADDED_KEYS: Mapping[str, object] = {
     "dataset.select": None,
     "algorithm.teacher": None,
     "algorithm.loss": None,
@@ -232,7 +232,10 @@ class Config(RunKeys):
             params["rewards"] = [reward.decides() for reward in self.rewards]
         if params.get("judge") and self.judge:
             params["judge"] = self.judge.decides()
-        for path, default in LATER.items():  # a run without the key keeps its parameters from before the key existed
+        for (
+            path,
+            default,
+        ) in ADDED_KEYS.items():  # a run from before the key existed keeps its params
             *sections, key = path.split(".")
             holder = reduce(lambda outer, section: outer.get(section) or {}, sections, params)
             if key in holder and holder[key] == default:

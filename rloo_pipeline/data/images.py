@@ -63,7 +63,7 @@ def with_parts(prompt: Any, count: int, location: str) -> list[dict[str, Any]]:
     If no message has image parts yet, all images go to the beginning of the first user message.
 
     Raises:
-        UserError: the prompt is not a list of messages, their contents are neither texts nor parts, it has no user
+        UserError: the prompt is not a list of messages, their contents are neither strings nor parts, it has no user
             message, or it has a different number of image parts.
     """
     if isinstance(prompt, str):
@@ -88,7 +88,7 @@ def _parts(content: Any, location: str) -> list[dict[str, Any]]:
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
     if not isinstance(parts, list) or not all(isinstance(part, dict) and part.get("type") for part in parts):
         raise UserError(
-            f"{location}: a message has the content {content!r:.60}; it must be a text, or parts with a type such as "
+            f"{location}: a message has the content {content!r:.60}; it must be a string, or parts with a type such as "
             "{type: image}"
         )
     return [{key: value for key, value in part.items() if value is not None} for part in parts]
@@ -138,7 +138,7 @@ def encode(prompt: Any, pixels: Sequence[Image], dataset: Dataset, processor: An
     if shown != len(pixels):
         raise UserError(
             f"{location}: the chat template shows {shown} images but the row has {len(pixels)}; use the template that "
-            f"belongs to the model, and remove '{processor.image_token}' from texts"
+            f"belongs to the model, and remove '{processor.image_token}' from the text"
         )
     if stray := ({*processor.image_token_ids} - {processor.image_token_id}) & {*ids}:
         tokens = ", ".join(processor.tokenizer.convert_ids_to_tokens(sorted(stray)))

@@ -88,7 +88,7 @@ def _plain(value: Any, name: str, location: str, where: str, first: dict[str, tu
         return value  # a PIL image, which data/images.py reads
     if base is None:
         raise UserError(
-            f"{place} holds a {type(value).__name__} ({value!r:.40}); give texts, numbers, true or "
+            f"{place} holds a {type(value).__name__} ({value!r:.40}); use strings, numbers, true or "
             "false, dates, bytes, or lists and objects of these"
         )
     if isinstance(value, int) and value.bit_length() > LONGEST:
@@ -116,7 +116,7 @@ def _plain(value: Any, name: str, location: str, where: str, first: dict[str, tu
 
 def _key(key: Any, place: str) -> str:
     if not isinstance(key, str):
-        raise UserError(f"{place} has the key {key!r:.40}, which is not a text; write it as one")
+        raise UserError(f"{place} has the key {key!r:.40}, which is not a string; put it into quotes")
     return _text(key, place)
 
 

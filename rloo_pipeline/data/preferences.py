@@ -1,7 +1,7 @@
 """Rows of preference data, in TRL's format, as pairs of conversations.
 
-`chosen` and `rejected` are texts or lists of messages. If there is a column `prompt`, they continue it; otherwise both
-begin with the prompt. An optional column `margin` says by how much the reward of `chosen` should be higher.
+`chosen` and `rejected` are strings or lists of messages. If there is a column `prompt`, they continue it; otherwise
+both begin with the prompt. An optional column `margin` says by how much the reward of `chosen` should be higher.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def preferences(rows: Sequence[Row], path: str, system_prompt: str | None) -> It
         system_prompt: `dataset.system_prompt`; it is put before messages that do not begin with one.
 
     Raises:
-        UserError: a column is missing, a row has neither texts nor messages, its completions are equal or empty, or its
-            margin is not a number.
+        UserError: a column is missing, a row has neither strings nor messages, its completions are equal or empty, or
+            its margin is not a number.
     """
     for name in (CHOSEN, REJECTED):
         check_column(name, rows[0], "preferences need it", path)
@@ -53,7 +53,7 @@ def preferences(rows: Sequence[Row], path: str, system_prompt: str | None) -> It
         if chosen == rejected:
             raise UserError(f"{where}: chosen and rejected are equal, so it is not a preference; drop the row")
         if isinstance(chosen, str) != isinstance(rejected, str):
-            raise UserError(f"{where}: one of chosen and rejected is a text and the other is not; use one form")
+            raise UserError(f"{where}: one of chosen and rejected is a string and the other is not; use one form")
         prompt = row.get(PROMPT)
         if prompt is None:
             prompt = "" if isinstance(chosen, str) else []
@@ -62,7 +62,7 @@ def preferences(rows: Sequence[Row], path: str, system_prompt: str | None) -> It
             if isinstance(prompt, str) and not isinstance(chosen, str):
                 prompt = [{"role": "user", "content": prompt}]
             elif not isinstance(prompt, str) and not _are_texts(prompt):
-                raise UserError(f"{where}: column 'prompt' holds {prompt!r:.60}; it must be a text or messages")
+                raise UserError(f"{where}: column 'prompt' holds {prompt!r:.60}; it must be a string or messages")
             key = prompt
         if system_prompt is not None:
             prompt = _with_system(prompt, chosen, system_prompt, where)
@@ -70,7 +70,7 @@ def preferences(rows: Sequence[Row], path: str, system_prompt: str | None) -> It
 
 
 def question(prompt: str | Sequence[Mapping[str, Any]]) -> str:
-    """A prompt in one form for texts and messages, without system messages, so that equal questions are equal."""
+    """A prompt in one form for strings and messages, without system messages, so that equal questions are equal."""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     asked = [(one["role"], one["content"]) for one in messages if one["role"] != "system"]
     return json.dumps(asked, sort_keys=True, ensure_ascii=False)
@@ -89,12 +89,12 @@ def _completion(row: Row, name: str, where: str) -> Any:
     if _are_texts(value) and value[-1]["role"] == "assistant":
         return value
     raise UserError(
-        f"{where}: column '{name}' holds {value!r:.60}; it must be a text, or messages that end with the assistant's"
+        f"{where}: column '{name}' holds {value!r:.60}; it must be a string, or messages that end with the assistant's"
     )
 
 
 def _are_texts(value: Any) -> bool:
-    """True if a value is a list of messages whose contents are texts."""
+    """True if a value is a list of messages whose contents are strings."""
     return are_messages(value) and all(isinstance(one.get(key), str) for one in value for key in ("role", "content"))
 
 
@@ -103,7 +103,7 @@ def _with_system(prompt: Any, chosen: Any, system_prompt: str, where: str) -> An
     if isinstance(prompt, str):
         if not prompt:
             raise UserError(
-                f"{where}: dataset.system_prompt needs messages, and this row is a text that begins with its prompt; "
+                f"{where}: dataset.system_prompt needs messages, and this row is a string that begins with its prompt; "
                 "give messages, or a column prompt"
             )
         prompt = [{"role": "user", "content": prompt}]

@@ -104,8 +104,8 @@ def prompt_of(row: Row, dataset: Dataset, path: str) -> Any:
         prompt = row[dataset.prompt_column]
         if not isinstance(prompt, str) and not are_messages(prompt):
             raise UserError(
-                f"{path}: column '{dataset.prompt_column}' holds {prompt!r:.60}; a prompt is a text, or a list of "
-                "messages with role and content"
+                f"{path}: column '{dataset.prompt_column}' holds {prompt!r:.60}; a prompt must be a string, or a "
+                "list of messages with role and content"
             )
         prompt = prompt if isinstance(prompt, str) else [*map(_with_text, prompt)]
     if dataset.system_prompt is None:
@@ -132,8 +132,8 @@ def completion_messages(row: Row, column: str, location: str) -> list[dict[str, 
         messages = [*map(_with_text, messages)]
     if not isinstance(messages, list) or not all(map(_is_turn, messages)) or not _is_episode(messages):
         raise UserError(
-            f"{location}: column '{column}' ({COMPLETION}) holds {row[column]!r:.60}; a completion is a text, a list "
-            "with one assistant message, or an episode: messages of the assistant, each call of a tool "
+            f"{location}: column '{column}' ({COMPLETION}) holds {row[column]!r:.60}; a completion must be a string, a "
+            "list with one assistant message, or an episode: messages of the assistant, each call of a tool "
             "({function: {name, arguments}}) with its answer"
         )
     return messages
@@ -190,7 +190,7 @@ def encode(
             f"remove '{tokenizer.bos_token}' from the text"
         )
     if not ids:
-        raise UserError(f"{path}: a prompt has no tokens; give the row a text, or drop it")
+        raise UserError(f"{path}: a prompt has no tokens; add text to the row, or drop it")
     check_embedded(ids, tokenizer, path)
     return ids
 

@@ -12,7 +12,7 @@ from rloo_pipeline.config import Source
 from rloo_pipeline.data import json_rows
 from rloo_pipeline.data.kinds import LocatedRow, are_messages, uniform
 from rloo_pipeline.data.kinds import Row as Row
-from rloo_pipeline.errors import UserError, one_line, raise_disk_full
+from rloo_pipeline.errors import UserError, one_line, raise_disk_error
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetBuilder
@@ -70,7 +70,7 @@ def _loaded(source: Source, path: Path) -> list[Row]:
         raise
     except Exception as error:
         cause = _root_cause(error)
-        raise_disk_full(cause)
+        raise_disk_error(cause, path)
         damaged = _first_damaged(path)
         reason = f"{type(cause).__name__}: {one_line(cause)}"
         hint = "" if path.is_file() else "; check its files, and config_name and split of the source"

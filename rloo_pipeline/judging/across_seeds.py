@@ -1,7 +1,7 @@
-"""Accuracy over several trainings: compares arms of an experiment, not single policies.
+"""Accuracy over several training runs: compares arms of an experiment, not single policies.
 
-The values of an arm are a table [seeds, prompts]: each seed is one training, and all are evaluated on the same prompts.
-Seeds are a sample of trainings, and prompts a sample of prompts of their kind.
+The values of an arm are a table [seeds, prompts]: each seed is one training run, and all are evaluated on the same
+prompts. Seeds are a sample of training runs, and prompts a sample of prompts of their kind.
 
 - The squared margin of a mean is the sum of the squared margins of seeds and of prompts, each with its own Student's
   quantile. Banerjee (1960, Sankhyā 22, 357-358) proved that the interval of a sum of normal means is then never too
@@ -14,9 +14,9 @@ Seeds are a sample of trainings, and prompts a sample of prompts of their kind.
 - p is the larger one of two: that of the test that inverts the margin, and that of the sign-flip test over seeds
   (Fisher 1935), which assumes no distribution. With n seeds it is never below 2 / 2^n.
 - The interquartile mean has the standard error of Tukey and McLaughlin (1963, Sankhyā A 25, 331-352).
-- The chance of improvement is the probability that a training of one arm beats one of the other (Agarwal et al. 2021,
-  arXiv 2108.13264), with the interval of Newcombe (2006, Statistics in Medicine 25, 559-573, method 5) and Student's
-  quantile for few seeds.
+- The chance of improvement is the probability that a training run of one arm beats one of the other (Agarwal et al.
+  2021, arXiv 2108.13264), with the interval of Newcombe (2006, Statistics in Medicine 25, 559-573, method 5) and
+  Student's quantile for few seeds.
 
 tools/coverage_over_seeds.py measures how often the intervals contain the truth (docs/generated/experiments.md).
 """
@@ -52,7 +52,7 @@ class Comparison(NamedTuple):
     p: float | None
     """Two-sided p-value of no difference."""
     improvement: float
-    """Chance that a training of the first arm is better than one of the second; ties count half."""
+    """Chance that a training run of the first arm is better than one of the second; ties count half."""
     improvement_ci95: tuple[float, float] | None
 
 
@@ -110,14 +110,14 @@ def smallest_p(seeds: int) -> float:
 
 
 def chance_ci95(chance: float, seeds: int) -> tuple[float, float]:
-    """Newcombe's 95% interval of the chance that a training of one arm is better than one of the other.
+    """Newcombe's 95% interval of the chance that a training run of one arm is better than one of the other.
 
     It contains the chances that are at most a quantile of standard errors away from the observed one, by Hanley and
     McNeil's formula at that chance. The quantile is Student's, with the degrees of freedom of two samples.
 
     Args:
         chance: share of pairs in which it is better; ties count half.
-        seeds: number of trainings of either arm.
+        seeds: number of training runs of either arm.
     """
     from scipy.optimize import brentq
     from scipy.special import stdtrit
@@ -194,6 +194,6 @@ def _p_of_margin(value: float, variance: _Variance) -> float:
 
 
 def _improvement(levels: Array, others: Array) -> float:
-    """Share of pairs, of one training from each arm, in which the first is better; arguments are [seeds]."""
+    """Share of pairs, of one training run from each arm, in which the first is better; arguments are [seeds]."""
     pairs = np.subtract.outer(levels, others)
     return float(((pairs > 1e-12) + 0.5 * (np.abs(pairs) <= 1e-12)).mean())

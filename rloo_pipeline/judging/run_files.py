@@ -1,7 +1,7 @@
 """Reads what a run has written so far: finished, stopped, in flight or killed. Writes nothing.
 
 Snakemake deletes a file only when the job that makes it again begins. So while a run is trained again or extended,
-files of the earlier training are still there. They are older than the files that they would now be made from.
+files of the earlier training run are still there. They are older than the files that they would now be made from.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from rloo_pipeline.artifacts import lineage
-from rloo_pipeline.artifacts.files import check_facts, read_artifact
+from rloo_pipeline.artifacts.files import TIMESTAMP, check_facts, read_artifact
 from rloo_pipeline.checks.history import Metrics
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.config.run_set import EXPERIMENT
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, raise_disk_error
 from rloo_pipeline.judging.diagnosis import STOPPED, Symptom, diagnose, monitors_of
 
 NO_MEMORY = (
@@ -52,7 +52,7 @@ class RunFiles(NamedTuple):
         return bool(self.rounds) and stopped_after(self.folder) == len(self.rounds)
 
     def is_current(self, file: Path, policy: int | None) -> bool:
-        """True if a file exists and was made from this training's policy number `policy`, not an earlier training's.
+        """True if a file exists and was made from this training run's policy `policy`, not from an earlier one's.
 
         `policy` is None for a file that is made without a policy.
         """
@@ -143,7 +143,8 @@ def stopped_after(folder: Path) -> int | None:
     """The round after which a gate ended the run; None if none did."""
     try:
         return int(read_artifact(folder / STOPPED)["round"])
-    except (UserError, OSError):
+    except (UserError, OSError) as error:
+        raise_disk_error(error, folder)  # else the run would go on
         return None
 
 
@@ -157,9 +158,14 @@ def is_finished(folder: Path, config: Config) -> bool:
 
 
 def _before_rounds(folder: Path) -> list[Path]:
-    """Existing files from which the first round is made; a copy of a run may lack weights."""
-    files = (folder / name for name in ("assets/assets.json", "prompts/counts.json", "policies/00000/manifest.json"))
-    return [file for file in files if file.exists()]
+    """Existing files from which the first round is made; a copy of a run may lack weights.
+
+    Of a folder, the file that Snakemake touches after the job comes first: the time of the others is by the clock of
+    the node that wrote them.
+    """
+    names = ("assets/assets.json", "prompts/counts.json", "policies/00000/manifest.json")
+    files = [[path.with_name(TIMESTAMP), path] for path in map(folder.joinpath, names)]
+    return [next(filter(Path.exists, either)) for either in files if any(map(Path.exists, either))]
 
 
 def _rounds_of_training(run: Path, last: int) -> int:
@@ -254,7 +260,7 @@ def read_evaluation(run: Path, name: str, refused: Collection[str] = ()) -> JSON
         run: folder of the run.
         name: name of the evaluation.
         refused: names of those that raise an error if they belong to a different policy. The others then count as None,
-            since an earlier training may have left them.
+            since an earlier training run may have left them.
     """
     folder = run / "evaluation" / name
     evaluation: JSON = read_artifact(folder / "summary.json", evaluated=name)

@@ -175,7 +175,7 @@ def difference(first: FinishedRun, run: FinishedRun) -> JSON:
 
 
 def shared(fact: Fact, runs: Sequence[FinishedRun]) -> JSON:
-    """Compares a property between runs. `said` names the shared value, or each run's value and the consequence."""
+    """Compares a property of several runs. `said` is the value that they share, or their values and what follows."""
     groups: dict[str, list[FinishedRun]] = {}
     for run in runs:
         groups.setdefault(json.dumps(fact.value_of(run), sort_keys=True), []).append(run)

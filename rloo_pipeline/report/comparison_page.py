@@ -62,9 +62,9 @@ def headline(comparison: JSON) -> str:
         subject = "None of the others differs" if within[1:] else f"{_listed(within)} does not differ"
         result = f"{subject} {against} by more {explained}."
     seeds = (
-        "Training seeds were not varied: each run is one training"
+        "Training seeds were not varied: each run was trained once"
         if comparison["shared"]["seed"]["same"]
-        else "Each run is one training with a seed of its own"
+        else "Each run was trained once, with its own seed"
     )
     return (
         f"Of {len(rows)} runs, {frame.end_best(names)}: {accuracy} of the answers to {problems} held-out problems are "

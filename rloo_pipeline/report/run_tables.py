@@ -18,7 +18,7 @@ def read_completions(run: Path, name: str, kind: str = "completions", columns: S
     """Reads the completions of the evaluation `name`, or its greedy ones with the kind `greedy`.
 
     Raises:
-        UserError: the table is missing or damaged, or belongs to another evaluation or policy than the summary.
+        UserError: the table is missing or damaged, or belongs to a different evaluation or policy than the summary.
     """
     folder = run / "evaluation" / name
     policy = read_artifact(folder / "summary.json", evaluated=name)["policy"]

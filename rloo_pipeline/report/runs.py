@@ -104,7 +104,7 @@ class Run:
 
     @cached_property
     def summary(self) -> JSON:
-        """summary.json.
+        """The content of summary.json.
 
         Raises:
             UserError: the run is not finished.

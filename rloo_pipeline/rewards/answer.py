@@ -18,8 +18,8 @@ def exact_answer_reward(completions: list[Any], answer: list[str | None]) -> lis
     for expected in answer:
         if not isinstance(expected, str | None):
             raise UserError(
-                f"exact_answer_reward compares texts, and the column answer has {expected!r:.50} of type "
-                f"{type(expected).__name__}: make it a text, or use math_reward"
+                f"exact_answer_reward compares strings, and the column answer has {expected!r:.50} of type "
+                f"{type(expected).__name__}: make it a string, or use math_reward"
             )
     return [
         None if expected is None else float(after_thinking(text_of(completion)).strip() == expected.strip())

@@ -177,8 +177,8 @@ def _column(model: PreTrainedModel, path: str, output: int | None) -> int:
 
 
 def shown(prompt: Any, completion: Any, strip_thinking: bool) -> Any:
-    """Prompt and completion in the form that the model reads: a text, or messages, with `[image]` for each image of the
-    prompt.
+    """Prompt and completion in the form that the model reads: a string, or messages, with `[image]` for each image of
+    the prompt.
     """
     text = text_of(completion)
     if strip_thinking:
@@ -191,7 +191,7 @@ def shown(prompt: Any, completion: Any, strip_thinking: bool) -> Any:
 
 
 def ids_of(tokenizer: Any, read: Any, path: str, template_kwargs: Mapping[str, Any]) -> list[int]:
-    """Tokenizes a text, or messages in the model's chat template. Special tokens in their text are encoded as plain
+    """Tokenizes a string, or messages in the model's chat template. Special tokens in their text are encoded as plain
     text; otherwise a policy could end its turn and write the user's.
     """
 

@@ -87,8 +87,9 @@ def run(*arguments: Any, **options: Any) -> None:
 
 
 def run_worker(*arguments: Any, **options: Any) -> None:
-    """Runs a worker of vLLM, one of several over which an engine is split. vLLM tells the engine that it did not start,
-    but not why.
+    """Runs one of the vLLM workers that share an engine, and records the error if it does not start.
+
+    vLLM itself tells the engine only that a worker did not start, not why.
     """
     worker = _worker_class()
     start = worker.__init__

@@ -106,7 +106,7 @@ class EpisodeRecord:
 
 
 class Episodes:
-    """Episodes that are sampled together; implements `requests.Turns`."""
+    """Episodes that are sampled together; implements `requests.RequestSource`."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.rollout import engine_process
 from rloo_pipeline.rollout.engine_arguments import EngineSettings
-from rloo_pipeline.rollout.requests import Completion, Request, SingleTurns
+from rloo_pipeline.rollout.requests import Completion, Request, SingleTurnRequests
 from rloo_pipeline.rollout.sampler import Sampler
 from rloo_pipeline.runtime import devices, progress
 from rloo_pipeline.runtime.output import write_as_parent
@@ -159,7 +159,7 @@ def _receive(connection: Connection) -> Any:
     return answer
 
 
-class _Sent(SingleTurns):
+class _Sent(SingleTurnRequests):
     """Requests whose completions are sent back as soon as they are sampled."""
 
     def __init__(self, requests: Sequence[Request], connection: Connection) -> None:

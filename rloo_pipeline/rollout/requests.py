@@ -80,7 +80,7 @@ class Completion(NamedTuple):
         }
 
 
-class Turns(Protocol):
+class RequestSource(Protocol):
     """Requests that may follow from each other; the sampler plays them until none is left."""
 
     total: int
@@ -93,7 +93,7 @@ class Turns(Protocol):
         """Takes what was sampled for an index; returns True if its completion is whole."""
 
 
-class SingleTurns:
+class SingleTurnRequests:
     """Completions of one turn each: all requests can be sampled at once."""
 
     def __init__(self, requests: Sequence[Request]) -> None:

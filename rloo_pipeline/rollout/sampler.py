@@ -26,7 +26,7 @@ from rloo_pipeline.config.sampling import FP8
 from rloo_pipeline.errors import IncompatibleEngine, UserError, one_line
 from rloo_pipeline.rollout import engine_arguments, engine_process, swap_check, vllm_internals
 from rloo_pipeline.rollout.engine_arguments import EngineSettings
-from rloo_pipeline.rollout.requests import Begun, Completion, Request, SingleTurns, Turns
+from rloo_pipeline.rollout.requests import Begun, Completion, Request, RequestSource, SingleTurnRequests
 from rloo_pipeline.runtime import caches, devices
 from rloo_pipeline.runtime.progress import announcing, counting
 
@@ -54,9 +54,9 @@ class Sampler:
         """Digest of the weights that the engine holds; empty while others are loaded."""
         self.engine_key = policy.engine_key
         self.settings = engine_arguments.arguments(policy, engine, max_model_len, seed)
-        self.stop_ids, self.never = policy.stop_ids, policy.placeholder_ids
+        self.stop_ids, self.banned_ids = policy.stop_ids, policy.placeholder_ids
         whole_image = policy.image_tokens.whole if engine.most_images else None
-        self.probe = swap_check.Probe(len(policy.tokenizer), self.never, whole_image)
+        self.probe = swap_check.Probe(len(policy.tokenizer), self.banned_ids, whole_image)
         self.sleeping = False
         """True if vLLM has moved the weights to host memory and dropped the KV cache."""
         self.swap_checked = False
@@ -166,41 +166,41 @@ class Sampler:
         Returns:
             The completions in the order of the requests.
         """
-        turns = SingleTurns(requests)
-        self.play(turns, label)
-        return [turns.done[index] for index in range(len(requests))]
+        source = SingleTurnRequests(requests)
+        self.play(source, label)
+        return [source.done[index] for index in range(len(requests))]
 
-    def play(self, turns: Turns, label: str) -> None:
+    def play(self, source: RequestSource, label: str) -> None:
         """Runs all requests to completion, including follow-up turns. Requests are batched continuously.
 
         Starts the engine only if there is at least one request.
 
         Args:
-            turns: yields requests and takes completions; new requests may follow from these.
+            source: yields requests and takes completions; new requests may follow from these.
             label: label of the progress line.
         """
         began = time.monotonic()
-        if turns.total:
+        if source.total:
             self.llm = self.llm or self._start_engine()
             self._wake_up()
             with engine_process.errors_told():
-                self._play_with(self.llm, turns, label)
+                self._play_with(self.llm, source, label)
         self.seconds = time.monotonic() - began
 
-    def _play_with(self, llm: LLM, turns: Turns, label: str) -> None:
+    def _play_with(self, llm: LLM, source: RequestSource, label: str) -> None:
         engine = llm.llm_engine
         running: dict[str, tuple[int, Request, SamplingParams]] = {}
-        with counting(label, turns.total) as counter, engine_process.frozen():
+        with counting(label, source.total) as counter, engine_process.frozen():
             while True:
                 with vllm_internals.queued_together(llm, not running):
-                    running |= self._enqueue(llm, turns.requests(not running))
+                    running |= self._enqueue(llm, source.requests(not running))
                 if not running:
                     break
                 for output in engine.step():
                     if output.finished:
                         index, request, params = running.pop(output.request_id)
                         completion = completion_of(engine.get_tokenizer(), request, params, output)
-                        if turns.take(index, completion):
+                        if source.take(index, completion):
                             counter.advance()
 
     def _enqueue(
@@ -211,7 +211,7 @@ class Sampler:
             return {}
         prompts = [request.for_vllm for _, request in indexed_requests]
         with refusals_told(any(request.sampling.kwargs for _, request in indexed_requests)):
-            params = [params_of(request, self.stop_ids, self.never) for _, request in indexed_requests]
+            params = [params_of(request, self.stop_ids, self.banned_ids) for _, request in indexed_requests]
             names = llm.enqueue(prompts, params, lora_request=self.lora, use_tqdm=False)
         return {
             name.partition("-")[0]: (*indexed, each)
@@ -242,8 +242,8 @@ def refusals_told(of_kwargs: bool) -> Iterator[None]:
         raise UserError(message) from error
 
 
-def params_of(request: Request, stop_ids: list[int], never: Sequence[int] = ()) -> SamplingParams:
-    """vLLM's parameters for one request; the tokens `never` are not sampled."""
+def params_of(request: Request, stop_ids: list[int], banned_ids: Sequence[int] = ()) -> SamplingParams:
+    """vLLM's parameters for one request; the tokens `banned_ids` are never sampled."""
     from vllm import SamplingParams
     from vllm.sampling_params import RepetitionDetectionParams, StructuredOutputsParams
 
@@ -264,7 +264,7 @@ def params_of(request: Request, stop_ids: list[int], never: Sequence[int] = ()) 
         detokenize="stop" in further,
         skip_special_tokens=False,  # a stop string may be one
         stop_token_ids=ends,
-        logit_bias=dict.fromkeys(never, NEVER) or None,
+        logit_bias=dict.fromkeys(banned_ids, NEVER) or None,
         structured_outputs=StructuredOutputsParams(**structure) if structure else None,
         repetition_detection=RepetitionDetectionParams(**repetition) if repetition else None,
         **further,

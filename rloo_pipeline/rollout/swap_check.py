@@ -50,7 +50,7 @@ class Probe(NamedTuple):
 
     vocabulary: int
     """Number of tokens."""
-    never: Sequence[int]
+    banned_ids: Sequence[int]
     """Ids that no text has, such as placeholders of images."""
     placeholder: int | None
     """Id of the token that stands for an image in a prompt; None if prompts have none."""
@@ -69,21 +69,21 @@ class EngineReply(NamedTuple):
     """The prompts as read by the engine: with a placeholder for each part of an image."""
 
 
-def fixed_prompts(vocabulary: int, block: int, longest: int, never: Sequence[int] = ()) -> list[list[int]]:
+def fixed_prompts(vocabulary: int, block: int, longest: int, banned_ids: Sequence[int] = ()) -> list[list[int]]:
     """The fixed prompts: two short ones, and one longer than a block of the KV cache if the context allows it.
 
     Args:
         vocabulary: number of tokens.
         block: tokens per block of the KV cache.
         longest: context length of the engine in tokens.
-        never: ids that no text has, such as placeholders of images; replaced by 0.
+        banned_ids: ids that no text has, such as placeholders of images; replaced by 0.
     """
     lengths = (SHORT_PROMPT, SHORT_PROMPT, block + TOKENS_AFTER_BLOCK)
     prompts = [
         [(7919 * (place + 1) * (number + 1) + 13 * number) % vocabulary for place in range(min(length, longest - 1))]
         for number, length in enumerate(lengths)
     ]
-    return [[0 if token in never else token for token in prompt] for prompt in prompts]
+    return [[0 if token in banned_ids else token for token in prompt] for prompt in prompts]
 
 
 def fixed_image() -> Image:
@@ -99,7 +99,7 @@ def ask(llm: LLM, probe: Probe, lora: LoRARequest | None) -> EngineReply:
 
     config = llm.llm_engine.vllm_config
     block, longest = int(config.cache_config.block_size), config.model_config.max_model_len
-    prompts = fixed_prompts(probe.vocabulary, block, longest, probe.never)
+    prompts = fixed_prompts(probe.vocabulary, block, longest, probe.banned_ids)
     top = min(TOP_LOGPROBS, config.model_config.get_vocab_size())
     params = SamplingParams(max_tokens=1, logprobs=top, seed=0, detokenize=False)
     inputs = [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts]
@@ -198,7 +198,7 @@ def check_weights(reply: EngineReply, policy: Policy, dtype: Dtype, number_forma
     """
     try:
         expected = transformers_logps(policy, dtype, reply.prompts, reply.engine)
-    except Exception as error:  # of any kind: the stage then gets a new engine, which needs no check
+    except Exception as error:  # any exception: the stage then gets a new engine, which needs no check
         raise IncompatibleEngine(f"weights that transformers could not check ({error})") from error
     nats = mean_difference(reply, expected)
     if nats <= LIMITS[number_format or dtype]:

@@ -128,5 +128,5 @@ class CallReader:
             return all(
                 self.read(text, schemas).calls == (example,) for text, example in zip(self.texts, EXAMPLES, strict=True)
             )
-        except Exception:  # of any kind: parsers refuse tokenizers without their tokens
+        except Exception:  # any exception: parsers refuse tokenizers without their tokens
             return False

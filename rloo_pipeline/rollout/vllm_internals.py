@@ -281,7 +281,7 @@ def reload_weights(llm: LLM, folder: Path) -> None:
     try:
         llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
         llm.apply_model(_repack_lm_head)
-    except Exception as error:  # of any kind: a new engine loads the policy differently
+    except Exception as error:  # any exception: a new engine loads the policy differently
         raise _refusal(f"vLLM fails to load other weights into an engine ({error or type(error).__name__})") from error
     if not_loaded := [name for names in llm.apply_model(_experts_left_out) for name in names]:
         raise _refusal(f"vLLM does not load experts such as {not_loaded[0]} into a running engine")

@@ -23,12 +23,12 @@ def name() -> str:
     return f"{os.getpid()} {_namespace()}"
 
 
-def watch() -> None:
-    """Ends this process when the process that VARIABLE names ends.
+def watch(variable: str = VARIABLE) -> None:
+    """Ends this process when the process that an environment variable names ends.
 
-    Does nothing if VARIABLE is not set or names a process of another container, or in workers, which watch it already.
+    Does nothing if it is not set or names a process of another container, or in workers, which watch it already.
     """
-    pid, _, namespace = os.environ.get(VARIABLE, "").partition(" ")
+    pid, _, namespace = os.environ.get(variable, "").partition(" ")
     if pid and namespace == _namespace() and int(pid) not in _watched:
         end_with(int(pid), lambda: os._exit(1))
 

@@ -31,17 +31,23 @@ class Counter:
     def __init__(self, label: str, total: int, bar: Progress | None) -> None:
         self.label, self.total, self.done, self.bar = label, total, 0, bar
         self.task = bar.add_task(label, total=total) if bar else None
-        self.started = self.printed = time.monotonic()
+        self.first = (0.0, 0)  # the time at which the first items were done, and their number
+        self.printed = time.monotonic()
 
     def advance(self, count: int = 1) -> None:
-        """Adds `count` finished items."""
+        """Adds `count` finished items. The estimate leaves out the first ones, which may wait for an engine."""
+        now = time.monotonic()
+        if not self.done:
+            self.first = (now, count)
         self.done += count
         if self.bar is not None and self.task is not None:
             self.bar.update(self.task, completed=self.done)
-        elif (now := time.monotonic()) - self.printed >= SECONDS_BETWEEN_LINES:
+        elif now - self.printed >= SECONDS_BETWEEN_LINES:
             self.printed = now
-            seconds_left = (self.total - self.done) * (now - self.started) / max(self.done, 1)
-            log.info("%s: %d of %d, about %.0f s left", self.label, self.done, self.total, seconds_left)
+            began, first = self.first
+            per_item = (now - began) / (self.done - first) if self.done > first else None
+            left = "" if per_item is None else f", about {(self.total - self.done) * per_item:.0f} s left"
+            log.info("%s: %d of %d%s", self.label, self.done, self.total, left)
 
 
 @contextmanager

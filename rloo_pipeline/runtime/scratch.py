@@ -63,7 +63,7 @@ def claim(folder: Path) -> None:
     _lock(lock)
     temporary.rename(_lock_of(folder))  # the lock exists before anyone can see the file
     _own.append((os.getpid(), folder))
-    atexit.register(_remove_own, *_own[-1])  # no others, whose exit handlers may still need them
+    atexit.register(_remove_own, *_own[-1])  # other exit handlers may still need the other folders
 
 
 def remove() -> None:

@@ -9,7 +9,7 @@ missing files.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 from rloo_pipeline.config import STAGES, Config
@@ -35,11 +35,12 @@ def check(call: SnakemakeCall) -> None:
     Raises:
         UserError: a file is damaged or belongs to another run, or a run was made with a different configuration.
     """
+    made = {Path(file).resolve() for file in call.outputs()}
     for run, config in call.runs.by_folder.items() if _touches(call) else ():
         folder = call.run_folder(run)
         if (folder / "config.yaml").exists():
             _check_config(folder, config)
-            check_files(folder, config)
+            check_files(folder, config, made)
             accept_sources(folder / "assets")
 
 
@@ -59,8 +60,14 @@ def _check_config(folder: Path, config: Config) -> None:
             )
 
 
-def check_files(folder: Path, config: Config) -> None:
+def check_files(folder: Path, config: Config, made: Container[Path]) -> None:
     """Checks the files of one run.
+
+    Args:
+        folder: folder of the run.
+        config: its configuration.
+        made: outputs of the run's jobs. Other tables are left over from keys that the run has had before, and no stage
+            reads them.
 
     Raises:
         UserError: a file is damaged, belongs to another run, or was made with a different configuration.
@@ -68,7 +75,7 @@ def check_files(folder: Path, config: Config) -> None:
     from rloo_pipeline.artifacts import files, lineage, manifest, model_files, node_files, tables
     from rloo_pipeline.artifacts.policy import Policy
 
-    checked = list(_artifacts(folder))
+    checked = [path for path in _artifacts(folder) if path.name == manifest.MANIFEST or path.resolve() in made]
     for path in checked:
         if path.name == manifest.MANIFEST:
             if not all(link.exists() for link in node_files.links(path.parent)):

@@ -32,6 +32,7 @@ Steps = Iterable[Callable[[SnakemakeCall], None]]
 BEFORE_PLANNING: Steps = (
     planning.prepare,
     early_stop.prepare_interrupt,
+    early_stop.end_with_first,
     logger.tell_displays,
     shared_cache.make_safe,
     call_checks.require_packages,

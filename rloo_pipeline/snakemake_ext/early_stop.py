@@ -21,6 +21,7 @@ from snakemake.logging import logger
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging.diagnosis import STOPPED
 from rloo_pipeline.judging.run_files import is_finished, stopped_after
+from rloo_pipeline.runtime import controller_watch
 from rloo_pipeline.snakemake_ext import configfiles, failures, run_folders
 from rloo_pipeline.snakemake_ext.logger import displays
 from rloo_pipeline.snakemake_ext.snakemake_call import FINISHES, SnakemakeCall
@@ -97,6 +98,12 @@ def prepare_interrupt(call: SnakemakeCall) -> None:
         sys.excepthook = show
 
 
+def end_with_first(call: SnakemakeCall) -> None:
+    """Makes a call that finishes a run end with the call that started it, so that it does not work beside the next."""
+    if call.main:
+        controller_watch.watch(FINISHES)
+
+
 def only_first_interrupt() -> None:
     """Makes only the first SIGINT raise KeyboardInterrupt, since a second one, while Snakemake ends its jobs, would
     break its event loop with a traceback. Leaves handlers that others have installed alone.
@@ -142,7 +149,7 @@ def finish(call: SnakemakeCall) -> None:
         run_folders.write_config(call.run_folder(run), configs[run], rounds=stopped)
     for display in displays(call):
         display.give_terminal_back()
-    environment = os.environ | {FINISHES: "1", failures.COMMAND: failures.typed()}
+    environment = os.environ | {FINISHES: controller_watch.name(), failures.COMMAND: failures.typed()}
     if subprocess.run(again, env=environment, check=False).returncode:
         return
     for run, stopped in ended.items():

@@ -70,7 +70,18 @@ def title(rule: str, wildcards: Mapping[str, str] | None) -> str:
     return ", ".join([RULES.get(rule, rule), *values])
 
 
-def message_of(logs: Sequence[str], reported: str | None, status: int, since: float) -> str:
+def version_of(log: str) -> tuple[int, int] | None:
+    """Time and size of a log; None if it does not exist. Compared, never ordered: the clock of the node that writes it
+    may differ from this one's, and some file systems keep whole seconds.
+    """
+    try:
+        status = Path(log).stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+def message_of(logs: Sequence[str], reported: str | None, status: int, before: Mapping[str, object]) -> str:
     """Why a job failed. The first of these that exists: the stage's line `rloo STAGE: error: …`, the executor's report,
     a full disk, the last line of the log.
 
@@ -78,9 +89,10 @@ def message_of(logs: Sequence[str], reported: str | None, status: int, since: fl
         logs: the job's logs.
         reported: the executor's message, such as the state that SLURM gives the job.
         status: exit status of the command; 0 if unknown.
-        since: start of the job, in seconds since 1970. Older logs are from other attempts.
+        before: `version_of` logs when the job began. A log that still has it is from another attempt.
     """
-    texts = [text for log in logs if (text := _text(Path(log), since))]
+    written = [log for log in logs if version_of(log) not in (None, before.get(log))]
+    texts = [text for log in written if (text := _text(Path(log)))]
     for text in texts:
         if messages := ERROR.findall(text):
             return str(messages[-1])
@@ -134,9 +146,8 @@ def typed() -> str:
     return os.environ.get(COMMAND, own)
 
 
-def _text(log: Path, since: float) -> str | None:
-    """The text of a log, if it was written after the job began."""
+def _text(log: Path) -> str | None:
     try:
-        return log.read_text(encoding="utf-8", errors="replace") if log.stat().st_mtime >= since else None
+        return log.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None

@@ -19,7 +19,7 @@ from typing import Any
 
 from rloo_pipeline.artifacts import files, manifest, node_files
 from rloo_pipeline.artifacts.model_files import POLICIES, STATE_POLICY, STATES
-from rloo_pipeline.before_run import exchange, model_inputs, places
+from rloo_pipeline.before_run import exchange, model_inputs, node_checks
 from rloo_pipeline.before_run.memory import RunMemory
 from rloo_pipeline.cluster import slurm
 from rloo_pipeline.config import Config
@@ -116,7 +116,7 @@ def start(configs: dict[Path, Config], nodes: int) -> None:
         scratch.remove_abandoned(top)  # frees the space that policies of killed runs take
     for run, config in asking.items():
         exchange.refuse(config, nodes, as_jobs=False)
-        found = places.node_folder(config, _policy_bytes(run, config), len(asking))
+        found = node_checks.node_folder(config, _policy_bytes(run, config), len(asking))
         if not found.ok:
             raise UserError(found.sentence)
     if len(tops) > 1:

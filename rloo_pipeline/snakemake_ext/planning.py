@@ -32,7 +32,7 @@ def prepare(call: SnakemakeCall) -> None:
     Raises:
         UserError: this Snakemake version is not supported.
     """
-    scratch.claim(call.workflow.snakemake_tmp_dir)  # first, since a kill before this leaves the folder behind
+    scratch.claim(call.workflow.snakemake_tmp_dir)  # first: if killed before this, it leaves the folder behind
     guard.require("snakemake")
     # input functions name the previous round, which Snakemake resolves recursively, at a few frames per round
     sys.setrecursionlimit(1_000_000)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TextIO
 
 from rich.console import RenderableType
@@ -51,6 +52,8 @@ class RunningJob(NamedTuple):
     began: float
     """Start of the job in seconds since 1970."""
     outputs: Sequence[str] = ()
+    logs: Mapping[str, object] = MappingProxyType({})
+    """`failures.version_of` its logs when it began."""
 
 
 class RunDisplay:
@@ -151,7 +154,8 @@ class RunDisplay:
         wildcards = info.wildcards or {}
         title = failures.title(rule, {name: self._users.get(value, value) for name, value in wildcards.items()})
         with self._lock:
-            self._running[info.jobid] = RunningJob(title, time.time(), info.output)
+            logs = {log: failures.version_of(log) for log in info.log}
+            self._running[info.jobid] = RunningJob(title, time.time(), info.output, logs)
         if not self._live and info.output:
             self._line(f"begins: {title}" + (f" (log: {log})" if log else ""))
 
@@ -202,7 +206,7 @@ class RunDisplay:
         status = next((self._exit_status.pop(log) for log in logs if log in self._exit_status), 0)
         if self.interrupted:
             return
-        message = failures.message_of(logs, reported, status, job.began)
+        message = failures.message_of(logs, reported, status, job.logs)
         self._failures[number] = Failure(job.title, message, logs)
         self._line(f"failed: {job.title}" + ("" if message in self._errors else f": {message}"), "red")
         self._errors.add(message)

@@ -14,13 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from rloo_pipeline.artifacts import manifest
-from rloo_pipeline.artifacts.files import read_artifact
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.artifacts.files import TIMESTAMP, read_artifact
+from rloo_pipeline.errors import UserError, raise_disk_error
 from rloo_pipeline.snakemake_ext import run_sources
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
-
-TIMESTAMP = ".snakemake_timestamp"
-"""Snakemake's file in a folder that records when its job ran."""
 
 
 def refuse_unpinned(call: SnakemakeCall) -> None:
@@ -113,7 +110,8 @@ def is_damaged(entry: Path) -> bool:
             tables.read(entry, tables.facts_in(entry)["kind"])
     except ImportError:
         return _sizes_differ(entry)
-    except (UserError, OSError, ValueError, KeyError):
+    except (UserError, OSError, ValueError, KeyError) as error:
+        raise_disk_error(error, entry)  # other runs link to the entry
         return True
     return False
 

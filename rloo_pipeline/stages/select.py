@@ -74,7 +74,7 @@ def best_of(config: Config, run: Path, name: str) -> tuple[Best, int]:
     """The best round of a run (the earliest of equal ones), and the number of prompts that it was evaluated on."""
     evaluations = {number: read_evaluation(run, of_round) for of_round, number in config.candidates.items()}
     if config.select is None:
-        raise UserError(f"{run / 'config.yaml'}: select: not set, so there is nothing to choose by")
+        raise UserError(f"{run / 'config.yaml'}: select: not set, so no policy can be chosen; set it")
     values = {number: round(config.select.value(evaluation), DIGITS) for number, evaluation in evaluations.items()}
     first = max(sorted(values), key=values.__getitem__)
     best = Best(name, config.seed, first, values[first], evaluations[first]["policy"])

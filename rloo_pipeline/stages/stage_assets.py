@@ -16,7 +16,7 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import dataset_inputs, model_inputs
 from rloo_pipeline.config import Config, Source, distillation
 from rloo_pipeline.data.building import build
-from rloo_pipeline.errors import UserError, one_line, raise_disk_full
+from rloo_pipeline.errors import UserError, one_line, raise_disk_error
 from rloo_pipeline.runtime.progress import say
 
 WEIGHTS_AND_TEXT = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken"]
@@ -97,7 +97,7 @@ def _snapshot(name: str, kind: str, revision: str | None, patterns: list[str] | 
     try:
         path = snapshot_download(name, repo_type=kind, revision=revision, allow_patterns=patterns)
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise_disk_full(error)
+        raise_disk_error(error, Path(name))
         reason = one_line(error)
         raise UserError(
             f"{kind} '{name}' is neither a local folder nor could it be fetched from the Hub ({reason}); run this "

@@ -77,7 +77,7 @@ def problem(use: Callable[[Any], None], config: Any, trust_remote_code: bool, ch
     usual, cudnn.allow_tf32 = cudnn.allow_tf32, False  # a GPU would multiply an image's patches in TF32
     try:
         self_check.run(config, trust_remote_code, checked.images, [FORMS[checked.form]], prepare)
-    except Exception as error:  # of any kind: a library's kernel may fail on this card
+    except Exception as error:  # any exception: a library's kernel may fail on this card
         for module in _transformers():  # the language model of a model with images has its functions in another module
             _restore_rotary(vars(module))
         return one_line(error)

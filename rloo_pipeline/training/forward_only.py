@@ -125,7 +125,7 @@ def score(
 
 
 def _gathered_from_ranks(values: TokenValues, world: int) -> TokenValues:
-    """The values of each row, taken from a rank that has computed it."""
+    """Combines the values of all ranks, each of which has computed some of the rows."""
     parts: list[Any] = [None] * world
     torch.distributed.all_gather_object(parts, values)
 

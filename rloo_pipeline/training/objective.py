@@ -18,9 +18,9 @@ from torch import Tensor
 
 from rloo_pipeline import import_string
 from rloo_pipeline.algorithm import divergence, kl, mismatch
-from rloo_pipeline.algorithm.loss import Bounds, Clip, OwnLoss, Totals, aggregate, log_ratio, losses
+from rloo_pipeline.algorithm.loss import Bounds, OwnLoss, Totals, aggregate, log_ratio, losses
 from rloo_pipeline.algorithm.mismatch import Rejection
-from rloo_pipeline.config import Algorithm
+from rloo_pipeline.config.algorithm import Algorithm, Clip
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.training.batch import Batch, of_shape
 

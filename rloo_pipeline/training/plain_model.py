@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.artifacts import model_files, vision
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.errors import UserError, one_line, raise_disk_full
+from rloo_pipeline.errors import UserError, one_line, raise_disk_error
 from rloo_pipeline.transformers_internals import loaded_model, optional_parts
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def from_pretrained(policy: Policy, dtype: str, **options: object) -> Any:
             **options,
         )
     except (ValueError, OSError, KeyError, RuntimeError) as error:
-        raise_disk_full(error)
+        raise_disk_error(error, policy.base)
         raise UserError(
             f"{policy.base}: not a causal language model that transformers can load ({one_line(error)})"
         ) from error
@@ -172,7 +172,7 @@ def load_adapter(model: PreTrainedModel, policy: Policy, trainable: bool = False
     try:
         adapted = peft.PeftModel.from_pretrained(model, policy.folder, is_trainable=trainable, **options)
     except (ValueError, OSError, KeyError, RuntimeError, TypeError) as error:
-        raise_disk_full(error)
+        raise_disk_error(error, policy.folder)
         raise UserError(f"{policy}: not an adapter that PEFT can load ({one_line(error)})") from error
     expected = {name: list(tensor.shape) for name, tensor in peft.get_peft_model_state_dict(adapted).items()}
     shapes = StoredTensors([policy.folder / model_files.ADAPTER_WEIGHTS]).shapes

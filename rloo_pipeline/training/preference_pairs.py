@@ -106,7 +106,7 @@ def split_held_out(
     if held_out is None:
         if any(isinstance(pair.chosen, str) and not pair.prompt for pair in pairs):
             raise UserError(
-                f"{path}: rows are texts without a column prompt, so nothing says where their answers begin, and "
+                f"{path}: rows are strings without a column prompt, so nothing says where their answers begin, and "
                 "held-out pairs could have prompts of trained ones; add the column, use messages, or set "
                 "reward_model.eval"
             )

@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 from rloo_pipeline.artifacts.model_files import check_loading_info
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON, Dtype
-from rloo_pipeline.errors import UserError, one_line, raise_disk_full
+from rloo_pipeline.errors import UserError, one_line, raise_disk_error
 from rloo_pipeline.training import host_copies, plain_model, self_check
 from rloo_pipeline.training.batch_forms import FORMS, Packed
 from rloo_pipeline.training.engine import Engine
@@ -98,7 +98,7 @@ def load_with_head(policy: Policy, dtype: Dtype) -> tuple[Any, Packed]:
             ignore_mismatched_sizes=True,
         )
     except (ValueError, OSError, KeyError, RuntimeError) as error:
-        raise_disk_full(error)
+        raise_disk_error(error, policy.base)
         raise UserError(
             f"{policy.base}: transformers cannot load it for sequence classification ({one_line(error)}); "
             "name a different one in reward_model.name_or_path"

@@ -79,6 +79,6 @@ def rows_of_step(count: int, size: int, step: int, seed: int) -> list[int]:
     return [orders[draw // count][draw % count] for draw in draws]
 
 
-@lru_cache(2)  # of a million rows it takes over half a second, and there may be as many steps
+@lru_cache(2)  # takes over half a second for a million rows, and each step needs it
 def _order(count: int, seed: int) -> list[int]:
     return permutation(count, seed)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rloo_pipeline.artifacts import manifest, node_files
 from rloo_pipeline.artifacts.model_files import INDEX, WEIGHTS
-from rloo_pipeline.errors import UserError, translate_disk_full
+from rloo_pipeline.errors import UserError, translate_write_errors
 from rloo_pipeline.runtime import ranks
 from rloo_pipeline.training.deepspeed_internals import split_loading
 from rloo_pipeline.transformers_internals.loaded_model import as_in_checkpoint
@@ -106,7 +106,7 @@ def _write(tensors: Mapping[str, Tensor], path: Path) -> str:
     from safetensors.torch import save_file
 
     own = path.with_name(f".{path.name}.{ranks.current().number}")
-    with translate_disk_full(path.parent):
+    with translate_write_errors(path.parent):
         save_file({name: each.contiguous() for name, each in tensors.items()}, own, metadata={"format": "pt"})
         with own.open("rb") as file:
             os.fsync(file.fileno())

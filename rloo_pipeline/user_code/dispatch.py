@@ -19,7 +19,13 @@ from rloo_pipeline.runtime.progress import counting
 from rloo_pipeline.user_code.job import ScoringJob
 from rloo_pipeline.user_code.messages import Broken, Done, Failed, Ready
 from rloo_pipeline.user_code.score_batch import FunctionScores, RewardBatch, log_summary
-from rloo_pipeline.user_code.worker_process import WorkerProcess, adopt_orphans, describe_exit, end_orphans
+from rloo_pipeline.user_code.worker_process import (
+    EXIT_SECONDS,
+    WorkerProcess,
+    adopt_orphans,
+    describe_exit,
+    end_orphans,
+)
 
 if TYPE_CHECKING:
     from rloo_pipeline.config import Reward
@@ -61,8 +67,9 @@ class WorkerPools:
 
     def __exit__(self, *_: object) -> None:
         """Ends all workers and the processes that they started: waits for dismissed workers, kills the others."""
+        deadline = time.monotonic() + EXIT_SECONDS
         for worker in chain(*self.started):
-            worker.end()
+            worker.end(deadline)
         end_orphans(self.others)
 
     def score(
@@ -178,7 +185,8 @@ class WorkerPools:
         worker.kill()
         self.workers[job].remove(worker)
         begun = {} if worker.disturbed else worker.began()
-        begun = begun or dict.fromkeys(worker.calls, worker.since)
+        if worker.disturbed or cause is None or not worker.answered:  # otherwise it died between two calls
+            begun = begun or dict.fromkeys(worker.calls, worker.since)
         suspects = begun if len(begun) > 1 else {}
         guilty = next(iter(begun), None) if not suspects else None
         job.put_back([number for number in worker.calls if number not in begun], alone=False)

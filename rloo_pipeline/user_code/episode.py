@@ -147,7 +147,7 @@ class Episode(CallerOfUserCode):
                     f"{type(observation).__name__}; return text or None"
                 )
             text = None if observation is None else answer_text(observation)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             return self._lost("reset", error)
         if text is not None:
             send(ToolText(0, text, False))
@@ -185,7 +185,7 @@ class Episode(CallerOfUserCode):
                     send(ToolText(place, answer_text(self._run(self.tools[name], **arguments)), False))
             except UserError:
                 raise
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
                 send(ToolText(place, error_text(str(error)), True))
         if together:
             self._run(self._answer_together, together, send)
@@ -211,7 +211,7 @@ class Episode(CallerOfUserCode):
         try:
             named = signature_of(method).takes({"completion": completion}) if method else ()
             reward = self._run(method, **dict.fromkeys(named, completion)) if method else None
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             return self._lost("get_reward", error)._replace(state=state_of(self.environment))
         try:
             [score] = checked_scores([reward], [0])
@@ -230,7 +230,7 @@ class Episode(CallerOfUserCode):
                 result = self.loop.run(result)
         return result
 
-    def _lost(self, method: str, error: Exception) -> RequestDone:
+    def _lost(self, method: str, error: BaseException) -> RequestDone:
         if isinstance(error, UserError):
             raise error
         traceback.print_exception(error)

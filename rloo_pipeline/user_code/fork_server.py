@@ -183,5 +183,5 @@ class ForkServer:
 
 def _kill_group(pid: int) -> None:
     for kill in (os.killpg, os.kill):  # a process that was just forked may not have its own group yet
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)

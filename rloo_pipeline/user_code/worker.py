@@ -22,6 +22,7 @@ import os
 import signal
 import struct
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
@@ -210,7 +211,9 @@ class _Scorer(CallerOfUserCode):
                         returned = self.loop.run(_await(returned), context=copy_context())  # with this call's own notes
                 scores = reward_call.checked_scores(returned, call.rows, notes)
                 _add(results, call, time.monotonic() - began, scores, notes)
-            except Exception as error:
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # asyncio.CancelledError is not an Exception
                 results.append(self._failed(call, began, error))
         self._send(results)
 
@@ -253,8 +256,6 @@ class _Scorer(CallerOfUserCode):
             raise
 
     def _failed(self, call: Call, began: float, error: BaseException) -> Failed:
-        import traceback
-
         seconds = time.monotonic() - began
         while isinstance(error, ExceptionGroup):  # from an asyncio.TaskGroup, whose first failure cancels the rest
             error = error.exceptions[0]

@@ -87,10 +87,13 @@ class WorkerProcess(UserCodeProcess):
         """The function's parameters; None until the function is loaded."""
         self.calls: dict[int, TimedCall] = {}
         """Calls that were sent and are not answered yet, in order, by number."""
+        self.answered = False
+        """True once a call was answered."""
         self._began: dict[int, float] = {}
         """Start of each async call in progress."""
-        self._limit, self._start, self._end = MESSAGE_BYTES, 0.0, float("inf")
+        self._limit, self._end = MESSAGE_BYTES, float("inf")
         self.since = time.monotonic()
+        """Time at which the worker was started or, later, got its last calls."""
         self.ask(Start(reward.function, reward.options, os.getpid()))
 
     @property
@@ -102,8 +105,8 @@ class WorkerProcess(UserCodeProcess):
         """Sends calls to an idle worker."""
         self.calls = dict(batch.calls)
         self._limit = MESSAGE_BYTES + sum(CALL_BYTES + ROW_BYTES * len(call.rows) for call in self.calls.values())
-        self._start = time.monotonic()
-        self._end = self._start + sum(call.seconds for call in self.calls.values()) + GRACE
+        self.since = time.monotonic()
+        self._end = self.since + sum(call.seconds for call in self.calls.values()) + GRACE
         self.board.write(0, 0.0)  # it may still show a call for another table, whose number is used again
         self.ask(batch)
 
@@ -112,7 +115,7 @@ class WorkerProcess(UserCodeProcess):
         if self.signature is None or self.signature.asynchronous:
             return self._began
         number, began = self.board.read()  # the function can write to it too
-        return {number: min(time.monotonic(), max(self._start, began))} if number in self.calls else {}
+        return {number: min(time.monotonic(), max(self.since, began))} if number in self.calls else {}
 
     def messages(self) -> list[Message] | None:
         """New messages from the worker; None if it is dead or its connection is broken (`fault`)."""
@@ -142,6 +145,7 @@ class WorkerProcess(UserCodeProcess):
             for number in numbers:
                 del self.calls[number]
                 self._began.pop(number, None)
+            self.answered = True
         return message
 
     def _check(self, done: Done) -> None:
@@ -164,7 +168,7 @@ class WorkerProcess(UserCodeProcess):
     def kill(self) -> int:
         """Kills the process and its process group. Returns the exit code."""
         self.close()
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         exit_code = self.process.wait()
         reap_group(self.process.pid)
@@ -176,12 +180,16 @@ class WorkerProcess(UserCodeProcess):
             self.kill()
         self.close()
 
-    def end(self) -> None:
-        """Waits for the process if it was dismissed, then kills the rest of its process group."""
+    def end(self, deadline: float) -> None:
+        """Waits for the process if it was dismissed, then kills the rest of its process group.
+
+        Args:
+            deadline: time at which it is killed if it has not exited; all workers exit at the same time.
+        """
         dismissed = self._socket.fileno() < 0
         if dismissed and self.process.poll() is None:
             end = process_end.readable_after(self.process.pid)  # Popen.wait with a timeout polls with sleeps
-            wait([end], EXIT_SECONDS)
+            wait([end], max(0.0, deadline - time.monotonic()))
             os.close(end)
         self.kill()
 
@@ -193,9 +201,13 @@ def adopt_orphans() -> frozenset[int]:
 
 
 def reap_group(leader: int) -> None:
-    """Waits until no process of a killed group is left, if this process adopts orphans."""
-    with suppress(ChildProcessError):
+    """Waits until no process of a killed group is left that this process may kill, if it adopts orphans.
+
+    Others are those of another user, as `sudo` starts them.
+    """
+    with suppress(ProcessLookupError, PermissionError, ChildProcessError):
         while True:
+            os.killpg(leader, signal.SIGKILL)
             os.waitpid(-leader, 0)
 
 
@@ -214,9 +226,11 @@ def end_orphans(others: frozenset[int]) -> None:
         if child not in others and (session != os.getsid(0) or mark in environment.split(b"\0"))
     ]:
         for pid in orphans:
-            with suppress(ProcessLookupError):
+            try:
                 os.kill(pid, signal.SIGKILL)
-        for pid in orphans:
+            except (ProcessLookupError, PermissionError):  # it has ended, or runs as another user
+                others |= {pid}
+        for pid in {*orphans} - others:
             with suppress(ChildProcessError):
                 os.waitpid(pid, 0)
 
@@ -228,7 +242,10 @@ def _children() -> dict[int, tuple[int, bytes]]:
         with suppress(OSError):  # it has exited meanwhile
             parent, _, session = file.read_text().rpartition(") ")[2].split()[1:4]
             if int(parent) == os.getpid():
-                children[int(file.parent.name)] = int(session), (file.parent / "environ").read_bytes()
+                environment = b""
+                with suppress(ProcessLookupError):  # it is exiting, and its own children become ours only after that
+                    environment = (file.parent / "environ").read_bytes()
+                children[int(file.parent.name)] = int(session), environment
     return children
 
 

@@ -72,7 +72,7 @@ def test_jobs_that_start_after_an_edit_of_the_configuration_have_the_one_of_thei
     assert not (cluster.folder / "results" / "other").exists()
 
 
-def test_a_full_disk_is_one_sentence_and_with_space_the_run_continues(cluster, finished) -> None:
+def test_a_full_disk_gives_a_one_line_error_and_with_space_the_run_continues(cluster, finished) -> None:
     results = cluster.folder / "results"
     results.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", results], check=True)

@@ -133,6 +133,25 @@ def test_trl_divides_a_step_by_the_tokens_of_the_round(tiny_model, tokenizer, tr
     assert all(0.05 < abs(factor - 1) < 0.2 for factor in factors), factors
 
 
+def test_trl_averages_the_token_means_of_micro_batches(tiny_model, tokenizer, trl_side, tmp_path) -> None:
+    """Another difference that docs/trl.md names, of `bnpo`."""
+    case = next(case for case in GRPO if case.name == "bnpo")
+    round_ = make_round(tokenizer, 4)
+    options = {**case.trl_options, "gradient_accumulation_steps": 2}
+    trl_steps = trl_side.steps(trl_side.Grpo, tiny_model, tokenizer, round_, tmp_path, **options)
+    rows = [step.rows for step in trl_steps]
+    means = []
+    for place, chosen in enumerate(rows):
+        first, second = (
+            our_side.steps(tiny_model, round_, [*rows[:place], part], **case.our_options)[place]
+            for part in (chosen[: len(chosen) // 2], chosen[len(chosen) // 2 :])
+        )
+        gradient = {name: (first.gradient[name] + second.gradient[name]) / 2 for name in first.gradient}
+        means.append(first._replace(loss=(first.loss + second.loss) / 2, gradient=gradient))
+    assert equal(means, trl_steps), relative_differences(means, trl_steps)
+    assert different(our_side.steps(tiny_model, round_, rows, **case.our_options), trl_steps)
+
+
 def test_with_equal_scores_trl_divides_by_the_spread_of_the_kl(tiny_model, tokenizer, trl_side, tmp_path) -> None:
     """The other difference: in the first step, the gradient has the same direction and another length."""
     round_ = make_round(tokenizer, 4)._replace(scores=[[1.0] * 16])

@@ -102,7 +102,7 @@ def test_the_page_of_an_experiment_is_made_below_the_prefix(tmp_path) -> None:
     assert "rloo experiment study/results/beta --log=study/results/beta/" in snakemake(tmp_path, "-n", "-p")
 
 
-def test_what_a_new_project_lacks_is_one_sentence(tmp_path, tiny_model, monkeypatch) -> None:
+def test_what_a_new_project_lacks_gives_a_one_line_error(tmp_path, tiny_model, monkeypatch) -> None:
     """Its Snakefile calls the hooks of the module, since Snakemake does not."""
     monkeypatch.chdir(tmp_path)
     rows = "".join(json.dumps({"question": f"{n}+{n}", "answer": str(2 * n)}) + "\n" for n in range(9))

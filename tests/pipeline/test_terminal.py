@@ -45,7 +45,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_configuration_file_is_one_sentence(name, project) -> None:
+def test_a_wrong_configuration_file_gives_a_one_line_error(name, project) -> None:
     text, sentence = WRONG[name]
     (project.folder / name).write_text(text)
     status, out, err = printed(project, "-n", "--configfile", name)

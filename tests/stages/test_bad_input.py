@@ -100,7 +100,7 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_bad_configuration_is_a_sentence(name, tmp_path, tiny_model) -> None:
+def test_a_bad_configuration_gives_a_one_line_error(name, tmp_path, tiny_model) -> None:
     changes, fragments = CONFIGS[name]
     case = Case(tmp_path, tiny_model, **changes)
     one_line(case.prepare(), *fragments)
@@ -124,7 +124,7 @@ def test_a_dry_run_of_snakemake_says_what_files_tell(changes, message, tmp_path,
     assert "Traceback" not in output
 
 
-def test_a_misspelt_estimator_is_a_sentence_before_anything_runs() -> None:
+def test_a_misspelt_estimator_gives_a_one_line_error_before_anything_runs() -> None:
     from rloo_pipeline.config.loading import validate
     from rloo_pipeline.errors import UserError
 
@@ -132,25 +132,25 @@ def test_a_misspelt_estimator_is_a_sentence_before_anything_runs() -> None:
         validate(mini(algorithm={"advantage": "rlo"}), "test")
 
 
-def test_an_empty_dataset_is_a_sentence(tmp_path, tiny_model) -> None:
+def test_an_empty_dataset_gives_a_one_line_error(tmp_path, tiny_model) -> None:
     case = Case(tmp_path, tiny_model)
     case.write_rows("train.jsonl", [])
     one_line(case.prepare(), "train.jsonl", "empty")
 
 
-def test_a_dataset_that_is_not_json_is_a_sentence(tmp_path, tiny_model) -> None:
+def test_a_dataset_that_is_not_json_gives_a_one_line_error(tmp_path, tiny_model) -> None:
     case = Case(tmp_path, tiny_model)
     (tmp_path / "train.jsonl").write_text('{"question": "a", \n')
     one_line(case.prepare(), "train.jsonl")
 
 
-def test_a_tokenizer_without_an_end_token_is_a_sentence(tmp_path, tiny_model) -> None:
+def test_a_tokenizer_without_an_end_token_gives_a_one_line_error(tmp_path, tiny_model) -> None:
     case = Case(tmp_path, tiny_model)
     case.edit("tokenizer_config.json", eos_token=None)
     one_line(case.prepare(), "EOS", "eos_token", "tokenizer_config.json")
 
 
-def test_a_second_bos_token_is_a_sentence(tmp_path, tiny_model) -> None:
+def test_a_second_bos_token_gives_a_one_line_error(tmp_path, tiny_model) -> None:
     case = Case(tmp_path, tiny_model)
     case.edit("tokenizer_config.json", bos_token="<|im_start|>")
     template = "{{ bos_token }}{{ bos_token }}{{ messages[0]['content'] }}"
@@ -178,19 +178,21 @@ ONE_PROMPT = {
 }
 
 
-def test_more_prompts_a_round_than_there_are_is_a_sentence(tmp_path, tiny_model) -> None:
+def test_more_prompts_a_round_than_there_are_gives_a_one_line_error(tmp_path, tiny_model) -> None:
     one_line(sampled(Case(tmp_path, tiny_model), tmp_path / "model"), "6 training prompts", "needs 16")
 
 
 @pytest.mark.parametrize(("length", "fragments"), [(5000, ["a prompt and"]), (250, ["the longest prompt ("])])
-def test_more_tokens_than_the_context_are_a_sentence_before_any_engine(length, fragments, tmp_path, tiny_model) -> None:
+def test_more_tokens_than_the_context_give_a_one_line_error_before_any_engine(
+    length, fragments, tmp_path, tiny_model
+) -> None:
     case = Case(tmp_path, tiny_model, rollout={"max_completion_length": length})
     one_line(
         case.prepare(), f"rollout.max_completion_length ({length})", "the model's context is 256 tokens", *fragments
     )
 
 
-def test_a_truncated_policy_is_a_sentence(tmp_path, tiny_model) -> None:
+def test_a_truncated_policy_gives_a_one_line_error(tmp_path, tiny_model) -> None:
     case = Case(tmp_path, tiny_model, **ONE_PROMPT)
     weights = case.model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
@@ -203,7 +205,7 @@ def test_pickled_weights_are_refused(tmp_path, tiny_model) -> None:
     one_line(sampled(case, case.model), "pickled", "safetensors")
 
 
-def test_a_policy_of_another_architecture_is_a_sentence(tmp_path, tiny_model) -> None:
+def test_a_policy_of_another_architecture_gives_a_one_line_error(tmp_path, tiny_model) -> None:
     run = Round(tmp_path / "run", tmp_path / "other").write(1)
     shutil.copytree(tiny_model, tmp_path / "other")
     config = json.loads((tmp_path / "other" / "config.json").read_text())
@@ -225,7 +227,7 @@ REWARDS = {
 
 
 @pytest.mark.parametrize("name", REWARDS)
-def test_a_bad_reward_function_is_a_sentence(name, tmp_path, tiny_model) -> None:
+def test_a_bad_reward_function_gives_a_one_line_error(name, tmp_path, tiny_model) -> None:
     body, fragments = REWARDS[name]
     file = tmp_path / "mine.py"
     file.write_text(f"def my_reward(completions):\n    {body}\n")
@@ -234,14 +236,14 @@ def test_a_bad_reward_function_is_a_sentence(name, tmp_path, tiny_model) -> None
     assert not output.exists()
 
 
-def test_a_reward_that_needs_a_missing_column_is_a_sentence(tmp_path, tiny_model) -> None:
+def test_a_reward_that_needs_a_missing_column_gives_a_one_line_error(tmp_path, tiny_model) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def my_reward(completions, anwser):\n    return [0.0] * len(completions)\n")
     outcome, _ = score(tmp_path, tiny_model, f"{file}:my_reward")
     one_line(outcome.stderr, "anwser", "did you mean 'answer'")
 
 
-def test_a_reward_that_is_not_there_is_a_sentence(tmp_path, tiny_model) -> None:
+def test_a_reward_that_is_not_there_gives_a_one_line_error(tmp_path, tiny_model) -> None:
     outcome, _ = score(tmp_path, tiny_model, "rloo_pipeline.rewards.answer:exact_anser_reward")
     one_line(outcome.stderr, "exact_anser_reward", "did you mean 'exact_answer_reward'")
 
@@ -273,7 +275,7 @@ def score(folder: Path, model: Path, function: str):
     return outcome, output
 
 
-def test_a_full_disk_is_a_sentence(tmp_path, tiny_model) -> None:
+def test_a_full_disk_gives_a_one_line_error(tmp_path, tiny_model) -> None:
     """A file system of 64 KiB, mounted for the stage alone in its own mount namespace."""
     import os
 

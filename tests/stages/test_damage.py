@@ -40,7 +40,7 @@ def project(finished, tmp_path_factory) -> Project:
 
 
 @pytest.mark.parametrize(("artifact", "name"), CELLS)
-def test_damage_is_a_sentence(project, artifact, name) -> None:
+def test_damage_gives_a_one_line_error(project, artifact, name) -> None:
     stage, _ = damage.sentence(project, artifact, name)
     assert stage == artifact.reader[0]
 

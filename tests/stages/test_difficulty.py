@@ -140,7 +140,7 @@ def test_rollouts_by_the_scores_of_earlier_rounds(run, tiny_model) -> None:
     assert "delete it and run again" in refused.stderr
 
 
-def test_difficulty_without_a_selection_is_one_sentence(run, tiny_model) -> None:
+def test_difficulty_without_a_selection_gives_a_one_line_error(run, tiny_model) -> None:
     folder = run()
     inputs = ("--prompts", folder / "prompts", "--policy", tiny_model)
     outcome = rloo("difficulty", *inputs, "--shard", 0, "--output", folder / "out.parquet")

@@ -124,12 +124,12 @@ def test_a_mask_divides_the_whole_distribution_by_what_is_allowed(policy, sample
         assert "structured_outputs" not in keys or completion.text in CHOICES
 
 
-def test_what_vllm_cannot_read_is_one_sentence(sample) -> None:
+def test_what_vllm_cannot_read_gives_a_one_line_error(sample) -> None:
     with pytest.raises(UserError, match=r"^rollout.generation_kwargs: vLLM refuses a value \(.*\); correct it$"):
         sample(structured_outputs={"regex": "("})
 
 
-def test_a_completion_that_no_token_may_continue_is_one_sentence(sample) -> None:
+def test_a_completion_that_no_token_may_continue_gives_a_one_line_error(sample) -> None:
     """The model has no token that spells x. What vLLM still samples after the error keeps this test the last one."""
     with pytest.raises(
         UserError, match=r"^rollout.generation_kwargs: vLLM ended .* masks that leave no token; correct"

@@ -140,5 +140,5 @@ def demanded(free: float, share: float) -> int:
     return request_memory(snapshot, SimpleNamespace(gpu_memory_utilization=share))
 
 
-def test_of_the_share_vllm_demands_that_it_is_free() -> None:
+def test_vllm_demands_that_its_share_is_free() -> None:
     assert forks.call(demanded, 20 * GIB, 0.1) == 14 * GIB

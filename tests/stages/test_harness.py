@@ -42,7 +42,7 @@ def test_tasks_of_lm_eval_run_on_a_policy(tmp_path, tiny_model) -> None:
     assert not {"date", "total_evaluation_time_seconds", "git_hash", "pretty_env_info"} & results.keys()
 
 
-def test_a_task_that_is_not_there_is_one_sentence(tmp_path, tiny_model) -> None:
+def test_a_task_that_is_not_there_gives_a_one_line_error(tmp_path, tiny_model) -> None:
     run = Round(tmp_path / "run", tiny_model, evaluation={"harness": {"tasks": ["no_such_task"]}})
     outcome = rloo("stage-harness", "--output", run.run / "harness" / "tasks.json")
     assert outcome.returncode == 1

@@ -197,7 +197,7 @@ def test_the_page_has_small_images_and_asks_nobody_for_them(run) -> None:
         ),
     ],
 )
-def test_what_does_not_go_with_images_is_one_sentence(changes, message) -> None:
+def test_what_does_not_go_with_images_gives_a_one_line_error(changes, message) -> None:
     base = {**mini(), "warmstart": {}}
     for section, keys in ({"dataset": {"image_column": "image"}} | changes).items():
         base[section] = {**base.get(section, {}), **keys}

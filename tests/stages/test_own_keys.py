@@ -12,7 +12,7 @@ from rloo_pipeline.config.training import DECIDED_BY
 from rloo_pipeline.training.deepspeed_internals import deepspeed_config
 
 
-def test_a_file_that_cannot_be_read_is_one_sentence() -> None:
+def test_a_file_that_cannot_be_read_gives_a_one_line_error() -> None:
     with pytest.raises(ValueError, match=r"no-such\.json: no JSON file that can be read"):
         Config(**mini(deepspeed={"config": "no-such.json"}))
 

@@ -141,7 +141,7 @@ def test_any_algorithm_can_be_rescored(run, reward_file, tmp_path, algorithm) ->
         ({"rewards": [{"function": "a:f"}, {"function": "b:f"}]}, ["two functions share a name"]),
     ],
 )
-def test_a_file_of_rewards_that_cannot_be_used_is_a_sentence(tmp_path, changes, fragments) -> None:
+def test_a_file_of_rewards_that_cannot_be_used_gives_a_one_line_error(tmp_path, changes, fragments) -> None:
     file = tmp_path / "new.yaml"
     file.write_text(yaml.safe_dump(changes))
     with pytest.raises(UserError) as error:

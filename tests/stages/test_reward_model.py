@@ -171,7 +171,7 @@ def test_a_reward_model_that_is_no_better_than_chance_stops_the_run(tmp_path) ->
     assert "Traceback" not in outcome.stderr
 
 
-def test_what_no_reward_model_can_be_made_from_is_one_sentence(tmp_path) -> None:
+def test_what_no_reward_model_can_be_made_from_gives_a_one_line_error(tmp_path) -> None:
     rows = pairs(30)
     rows[3] = rows[3] | {"rejected": rows[3]["chosen"]}
     run = prepared(tmp_path / "run", rows, warmup_steps=1)
@@ -197,7 +197,7 @@ def test_pairs_that_are_equal_too_long_or_too_few_are_refused(tiny_model) -> Non
         split_held_out([each._replace(prompt="Q: ") for each in (equal, other)], None, 0, "pairs")
     with pytest.raises(UserError, match="all pairs have prompts of"):
         split_held_out([other], [other], 0, "pairs")
-    with pytest.raises(UserError, match="pairs: rows are texts without a column prompt"):
+    with pytest.raises(UserError, match="pairs: rows are strings without a column prompt"):
         split_held_out([other], None, 0, "pairs")
 
 

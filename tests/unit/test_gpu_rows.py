@@ -90,6 +90,21 @@ def test_a_machine_that_lacks_something_does_not_start_the_row(acceptance, tmp_p
     }
 
 
+def test_an_image_from_other_packages_is_not_the_image_of_a_row(acceptance, tmp_path, monkeypatch) -> None:
+    machine = acceptance.machine
+    for name in ("requirements/cuda.txt", "containers/rloo-cuda.def"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("before\n")
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    image = tmp_path / machine.containers._image_name("cuda", tmp_path)
+    image.parent.mkdir()
+    image.touch()
+    assert machine.missing("image") is None
+    (tmp_path / "requirements/cuda.txt").write_text("after\n")
+    assert machine.missing("image").startswith("no image for GPUs from the present packages")
+
+
 def test_rows_that_passed_are_not_run_again_and_those_that_failed_come_last(acceptance) -> None:
     first, second, third, *rest = [row.name for row in acceptance.ROWS]
     rows = {

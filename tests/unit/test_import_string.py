@@ -23,7 +23,7 @@ def test_a_function_is_found_wherever_its_file_binds_its_name(text, tmp_path) ->
     assert import_string.check(f"{tmp_path}/own.py:right") == tmp_path / "own.py"
 
 
-def test_a_name_inside_a_function_is_no_function_of_the_file(tmp_path) -> None:
+def test_a_name_inside_a_function_is_not_a_function_of_the_file(tmp_path) -> None:
     (tmp_path / "own.py").write_text("if True:\n    def write():\n        def right(): ...\n")
     with pytest.raises(UserError, match=r"own\.py has no function right; did you mean 'write'"):
         import_string.check(f"{tmp_path}/own.py:right")

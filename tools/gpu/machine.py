@@ -18,6 +18,8 @@ from typing import Any
 
 from rows import Figures, RowError
 
+from rloo_pipeline.cluster import containers
+from rloo_pipeline.config import Container
 from rloo_pipeline.runtime import devices
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,6 +36,7 @@ def missing(need: str) -> str | None:
     can.
     """
     cards = len(devices.gpu_facts("name"))
+    image = ROOT / containers.image(Container(), ROOT)
     reasons = {
         "gpu": (devices.has_gpu(), "no GPU here"),
         "2 gpus": (cards >= 2, f"needs two GPUs, and there {'is one' if cards == 1 else 'are none'}"),
@@ -43,7 +46,10 @@ def missing(need: str) -> str | None:
         ),
         "trl": (_version("trl") is not None, "TRL is not installed"),
         "apptainer": (shutil.which("apptainer") is not None, "Apptainer is not installed"),
-        "image": (any((ROOT / "images").glob("*cuda*.sif")), "no image for GPUs: `make images ACCELERATOR=cuda`"),
+        "image": (
+            image.exists() and image.name.startswith("rloo-cuda-"),
+            "no image for GPUs from the present packages and definition: `make images ACCELERATOR=cuda`",
+        ),
     }
     here, reason = reasons[need]
     return None if here else reason

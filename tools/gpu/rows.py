@@ -120,10 +120,8 @@ QLORA = {
     "checks": {"accept": ACCEPT},
 }
 """SFT trains all weights, which are in 4 bits here, so policy 0 knows nothing."""
-REPLAY = {
-    "model": {"build": "tests/model_folders.py:build", "build_options": {"kind": "qwen3_moe"}},
-    "rollout": {"router_replay": True},
-}
+EXPERTS = {"model": {"build": "tests/model_folders.py:build", "build_options": {"kind": "qwen3_moe"}}}
+REPLAY = {**EXPERTS, "rollout": {"router_replay": True}}
 FP8 = {
     "model": {"build_options": {"hidden_size": 64, "intermediate_size": 128}},
     "rollout": {"quantization": "fp8_per_tensor"},
@@ -260,7 +258,7 @@ ROWS = (
         "tests",
         "the tests that start vLLM, DeepSpeed or Snakemake, as `make test` runs them on a GPU",
         "machine:suite",
-        minutes=60,
+        minutes=90,
         rehearse={"paths": ["tests/unit/test_seeds.py"]},
     ),
     *(
@@ -297,6 +295,11 @@ ROWS = (
     _mini("refill", "`rollout.refill: 1`", changes=REFILL),
     _mini("teacher", "a teacher beside the rewards", changes=TEACHER),
     _mini("reproducible", "`reproducible: true`", changes={"reproducible": True}),
+    _mini(
+        "reproducible-experts",
+        "`reproducible: true` with a mixture of experts",
+        changes={**EXPERTS, "reproducible": True},
+    ),
     _mini(
         "exchange",
         "`exchange: node`, policies that go through the node's memory",

@@ -56,6 +56,7 @@ rule select:
         SELECTION,
     log:
         f"results/{RUNS.name}/logs/select.log",
+    localrule: True
     params:
         runs=[str(Path(run).relative_to(RUNS.name)) for run in RUNS.configs],
         decides=CONFIG.params("select"),
@@ -157,6 +158,7 @@ rule stage_harness:
         f"{RUN}/harness/tasks.json",
     log:
         f"{RUN}/logs/stage_harness.log",
+    localrule: True
     params:
         **made_by("stage-harness"),
     shell:

@@ -126,7 +126,7 @@ def shards_of(table, asked=lambda config: True):
     return several(lambda config, w: [f"rounds/{w.round}/{table}/{shard}" for shard in shards(config) if asked(config)])
 
 
-def whole(table, asked=lambda config: True):
+def shards_and_refill(table, asked=lambda config: True):
     """All files of a table of a round: the shards, then the refill."""
     refill = several(
         lambda config, w: (
@@ -136,8 +136,8 @@ def whole(table, asked=lambda config: True):
     return lambda wildcards: [*shards_of(table, asked)(wildcards), *refill(wildcards)]
 
 
-whole_reference = whole("reference", lambda config: config.uses_reference)
-whole_teacher = shards_of("teacher", lambda config: config.algorithm.teacher)
+all_reference = shards_and_refill("reference", lambda config: config.uses_reference)
+all_teacher = shards_of("teacher", lambda config: config.algorithm.teacher)
 # Rollouts of the previous round, whose unfinished groups are continued (rollout.token_budget).
 carried_over = several(
     lambda config, w: [

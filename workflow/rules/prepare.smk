@@ -7,6 +7,7 @@ rule stage_assets:
         f"{RUN}/logs/stage_assets.log",
     benchmark:
         f"{RUN}/benchmarks/stage_assets.tsv"
+    localrule: True
     params:
         **made_by("stage-assets"),
     shell:

@@ -131,7 +131,7 @@ rule refill:
 # With dataset.select.weights: online. Rollouts of this round's new policy draw their prompts by these rates.
 rule pass_rates:
     input:
-        scores=whole("scores"),
+        scores=shards_and_refill("scores"),
         earlier=pass_rates_before,
     output:
         f"{RUN}/rounds/{{round}}/pass_rates.parquet",
@@ -225,10 +225,10 @@ rule update:
         policy=policy_before,
         sampler=sampling_policy,
         base=base_policy,
-        rollouts=whole("rollouts"),
-        scores=whole("scores"),
-        reference=whole_reference,
-        teacher=whole_teacher,
+        rollouts=shards_and_refill("rollouts"),
+        scores=shards_and_refill("scores"),
+        reference=all_reference,
+        teacher=all_teacher,
         prompts=image_prompts,
         checks=checks_of,
         gate=gate,
@@ -338,6 +338,7 @@ rule gate:
     # before jobs that no round waits for
     priority: 10
     retries: 0
+    localrule: True
     shell:
         "rloo gate --round {wildcards.round} --output {output} --log={log}"
 
@@ -353,6 +354,7 @@ rule track:
     log:
         f"{RUN}/logs/track/{{round}}.log",
     retries: 0
+    localrule: True
     params:
         run=subpath(output[0], ancestor=2),
         to=by_run(lambda config: config.trackers),

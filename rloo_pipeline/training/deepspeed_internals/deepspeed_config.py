@@ -198,10 +198,12 @@ def save_reproducibly(state_dict: object, path: Path) -> str:
             self.fast = True
 
     torch.serialization.set_crc32_options(False)
+    pickle_module = SimpleNamespace(__name__="pickle", Pickler=Pickler)
     with DigestedFile(path) as file:
-        torch.save(
-            state_dict, cast("IO[bytes]", file), pickle_module=SimpleNamespace(__name__="pickle", Pickler=Pickler)
-        )
+        try:
+            torch.save(state_dict, cast("IO[bytes]", file), pickle_module=pickle_module)
+        except RuntimeError as error:  # "unexpected pos 448 vs 352", after a write has failed
+            raise error.__context__ or error from None
     return file.digest()
 
 

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.config import JSON, Deepspeed
-from rloo_pipeline.errors import UserError, translate_disk_full
+from rloo_pipeline.errors import UserError, translate_write_errors
 from rloo_pipeline.runtime import guard, ranks, scratch
 from rloo_pipeline.training.deepspeed_internals.deepspeed_config import load_values, save_reproducibly
 
@@ -249,7 +249,7 @@ def _read(content: memoryview, path: Path) -> None:
 
 
 def _write(content: memoryview, path: Path) -> None:
-    with translate_disk_full(path.parent), path.open("wb", buffering=0) as file:
+    with translate_write_errors(path.parent), path.open("wb", buffering=0) as file:
         done = 0
         while done < len(content):
             done += file.write(content[done:])

@@ -49,7 +49,7 @@ def install(device: str, attend: Attention | None = None) -> str:
     try:
         activate_flash_attention_impl("FA3")
         errors = [error(attend, window, device) for window in (0, 32)]
-    except Exception as failure:  # of any kind: a library's kernel may fail on this card
+    except Exception as failure:  # any exception: a library's kernel may fail on this card
         restore_flash_attention_impl(_raise_warn=False)
         return one_line(failure)
     if all(new <= SLACK * old for new, old in zip(errors, usual, strict=True)):

@@ -10,10 +10,10 @@ is installed but does not work here (say, for lack of user namespaces) is not us
    bubblewrap`) where the kernel lets users create namespaces.
 2. Apptainer, `exec --containall --net --network none --no-privs`, for clusters without bubblewrap: the same namespaces.
    It needs an image with a `python3` of 3.9 or newer (the option `image`) and starts more slowly. Inside an Apptainer
-   container there is usually no second Apptainer: put bubblewrap into the image, which works there where the cluster's
-   kernel lets users create namespaces. Not available to root, whose processes the kernel does not limit. (Under
-   bubblewrap, root's program becomes another user, so it can read only those files in `read_only` that everybody may
-   read.)
+   container there is usually no second Apptainer: the images of `make images` have bubblewrap, which works there where
+   the cluster's kernel lets users create namespaces. Not available to root, whose processes the kernel does not limit.
+   (Under bubblewrap, root's program becomes another user, so it can read only those files in `read_only` that everybody
+   may read.)
 
 `unshare` from util-linux is not a third method: it needs the same namespaces as bubblewrap, and a read-only root would
 need our own mount script, which would have to be right on every distribution.

@@ -27,7 +27,7 @@ def staged(tmp_path):
 
 @pytest.mark.parametrize("name", ["model/model.safetensors", "model/tokenizer.json", "rows.jsonl"])
 @pytest.mark.parametrize("change", ["a bit", "cut", "gone"])
-def test_a_damaged_file_is_a_sentence_that_names_it(staged, name, change) -> None:
+def test_a_damaged_file_gives_a_one_line_error_that_names_it(staged, name, change) -> None:
     file = staged.parent / name
     content = file.read_bytes()
     file.write_bytes(bytes([content[0] ^ 1, *content[1:]]) if change == "a bit" else content[:-1])

@@ -1,5 +1,6 @@
 """Of two processes that run the same stage, the later one's result stands, in whatever order they write."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -43,8 +44,19 @@ def test_what_an_older_process_writes_is_refused(tmp_path, turns) -> None:
     assert files.read_json(tmp_path / "metrics.json") == {"is": "later"}
 
 
+def test_on_nfs_a_file_that_a_later_process_has_removed_is_not_a_failed_file_system(tmp_path, turns) -> None:
+    def lose_file() -> None:
+        with files.atomic_write(tmp_path / "metrics.json"):
+            turns("later")
+            turns("older")
+            raise OSError(errno.ESTALE, "Stale file handle")
+
+    with pytest.raises(UserError, match="started again"):
+        lose_file()
+
+
 @pytest.mark.parametrize("first", ["older", "later"])
-def test_of_two_concurrent_writers_the_later_one_leaves_a_complete_folder(tmp_path, turns, first) -> None:
+def test_the_later_of_two_concurrent_writers_leaves_a_complete_folder(tmp_path, turns, first) -> None:
     path = tmp_path / "policies" / "00001"
 
     def interleave_writers() -> None:

@@ -1,11 +1,15 @@
 """Files are written completely or not at all, and a manifest detects every change."""
 
+import errno
+import io
+import os
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from rloo_pipeline.artifacts import files, manifest
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.artifacts import files, manifest, tables
+from rloo_pipeline.errors import UserError, explain
 
 
 def test_a_file_appears_only_when_it_is_complete(tmp_path) -> None:
@@ -34,7 +38,24 @@ def test_a_folder_replaces_the_old_one_in_one_step(tmp_path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["folder"]
 
 
-def test_of_two_writers_the_later_one_wins(tmp_path) -> None:
+def test_the_old_folder_stays_if_the_new_one_cannot_replace_it(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "folder"
+    with files.atomic_folder(path) as temporary:
+        (temporary / "old").touch()
+    replace, calls = os.replace, iter(range(3))
+
+    def fail_second(source: Path, target: Path) -> None:
+        if next(calls) == 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", fail_second)
+    with pytest.raises(UserError, match="the file system failed"), files.atomic_folder(path) as temporary:
+        (temporary / "new").touch()
+    assert [file.name for file in path.iterdir()] == ["old"]
+
+
+def test_the_later_of_two_writers_wins(tmp_path) -> None:
     path = tmp_path / "table"
 
     def overtaken() -> None:
@@ -56,7 +77,9 @@ def test_a_link_that_a_killed_writer_left_is_removed_and_what_it_leads_to_is_not
 
 
 @pytest.mark.parametrize("cache", [True, False])
-def test_what_snakemake_may_put_into_its_cache_is_no_link_to_a_file_of_the_user(tmp_path, monkeypatch, cache) -> None:
+def test_what_snakemake_may_put_into_its_cache_is_not_a_link_to_a_file_of_the_user(
+    tmp_path, monkeypatch, cache
+) -> None:
     """It makes the files in there writable for everyone."""
     monkeypatch.delenv(files.OUTPUT_CACHE, raising=False)
     if cache:
@@ -98,7 +121,39 @@ def test_without_disk_space_the_error_names_the_folder_and_no_file_is_left(tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_of_a_change_one_of_the_ranks_tells_and_each_reads_its_part(tmp_path, monkeypatch) -> None:
+def test_an_error_of_the_file_system_names_the_folder_and_leaves_no_file(tmp_path) -> None:
+    """Whether Python, whose errors after `open` have no file name, or safetensors writes."""
+    for failure in (OSError(errno.ESTALE, os.strerror(errno.ESTALE)), RuntimeError("I/O error: Stale file handle")):
+
+        def write(failure: Exception = failure) -> None:
+            with files.atomic_write(tmp_path / "table") as temporary:
+                temporary.write_text("a half")
+                raise failure
+
+        with pytest.raises(UserError, match=rf"^{tmp_path}: the file system failed \(Stale file handle\); run again"):
+            write()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("read", [files.read_json, manifest.digest, lambda path: tables.read(path, "scores")])
+def test_an_error_in_reading_names_the_file(tmp_path, read) -> None:
+    path = tmp_path / "file"
+    path.write_text("content")
+    with mock.patch.object(io, "open", return_value=FailsToRead()), pytest.raises(OSError, match="file") as error:
+        read(path)
+    assert explain(error.value).startswith(f"{path}: the file system failed (Input/output error); run again")
+
+
+class FailsToRead(io.RawIOBase):
+    """A file whose server fails."""
+
+    def readinto(self, *_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    read = readall = readinto
+
+
+def test_one_rank_reports_a_change_and_each_reads_its_part(tmp_path, monkeypatch) -> None:
     names = [f"{number}.safetensors" for number in range(7)]
     for name in names:
         (tmp_path / name).write_text(name)

@@ -1,7 +1,9 @@
 """Files of another run are refused, by what they were made from."""
 
+import errno
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from helpers import mini
@@ -128,6 +130,15 @@ def test_a_policy_that_this_run_did_not_train_is_refused(tmp_path) -> None:
         Policy(folder).digest
 
 
+def test_facts_are_not_left_out_because_the_file_system_fails(tmp_path, monkeypatch) -> None:
+    """The manifest of the next policy would lack what its readers compare."""
+    write_policy(tmp_path / "policy", "own", assets="0" * 64)
+    assert lineage.of_policy(1, tmp_path / "policy", "1" * 64, {})["assets"] == "0" * 64
+    monkeypatch.setattr(Path, "read_text", Mock(side_effect=OSError(errno.ESTALE, "Stale file handle")))
+    with pytest.raises(UserError, match=f"^{tmp_path / 'policy'}: the file system failed"):
+        lineage.of_policy(1, tmp_path / "policy", "1" * 64, {})
+
+
 def test_metrics_of_another_update_are_refused(tmp_path) -> None:
     metrics = {"round": 1, "reward": 0.1 + 0.2, "kl": None}
     file = run_files.metrics_of(tmp_path, 1)
@@ -161,6 +172,13 @@ def test_scores_of_different_versions_of_functions_are_not_compared(tmp_path) ->
         write_table(other, **facts)
         with pytest.raises(UserError, match="were scored by different versions of your reward functions or models"):
             lineage.require_one_scoring([first, other])
+
+
+def test_an_updates_table_names_the_functions_and_reward_models_of_its_scores(tmp_path) -> None:
+    facts = {"functions": "one", "reward_models": "another"}
+    scores = write_table(tmp_path / "scores.parquet", **facts, seed="0")
+    assert lineage.of_metrics({}, scores) == {"metrics": lineage.metrics_digest({}), **facts}
+    lineage.require_one_scoring([scores, write_table(tmp_path / lineage.TRAIN, **lineage.of_metrics({}, scores))])
 
 
 def test_the_arguments_that_are_checked_are_those_of_stages() -> None:

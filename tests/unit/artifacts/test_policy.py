@@ -40,11 +40,11 @@ def test_the_digest_of_a_policy_is_that_of_its_files_wherever_they_are(folder, t
     [
         ({"text_config": "x"}, "text_config is 'x', not an object"),
         ({"text_config": {"rope_scaling": 3}}, "rope_scaling is 3, not an object"),
-        ({"rope_parameters": {"full_attention": {"rope_type": [1]}}}, r"rope_type is \[1\], not a text"),
+        ({"rope_parameters": {"full_attention": {"rope_type": [1]}}}, r"rope_type is \[1\], not a string"),
         ({"rope_parameters": {"factor": "x"}}, "factor is 'x', not a number"),
         ({"quantization_config": True}, "quantization_config is True, not an object"),
         ({"architectures": 3}, "architectures is 3, not a list"),
-        ({"model_type": [1]}, r"model_type is \[1\], not a text"),
+        ({"model_type": [1]}, r"model_type is \[1\], not a string"),
         ({"num_attention_heads": "many"}, "num_attention_heads is 'many', not a number"),
         ({"num_experts": [1]}, r"num_experts is \[1\], not a number"),
     ],

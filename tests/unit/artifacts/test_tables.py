@@ -118,7 +118,7 @@ def test_a_flip_of_any_byte_of_a_json_file_is_seen_or_changes_nothing(tmp_path) 
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "", "null", "3", '{"a": 1', '{"blake2b": "x"}', "[" * 100_000])
-def test_json_that_no_stage_wrote_is_a_sentence(text, tmp_path) -> None:
+def test_json_that_no_stage_wrote_gives_a_one_line_error(text, tmp_path) -> None:
     path = tmp_path / "assets.json"
     path.write_text(text)
     with pytest.raises(UserError, match=r"assets\.json.*; delete it and run again"):
@@ -164,7 +164,7 @@ def test_a_round_is_read_with_what_belongs_to_it(tmp_path) -> None:
         ({"reward": [1.0, float("inf"), None, 0.0]}, {}, r"scores\.parquet: reward has values that are not finite"),
     ],
 )
-def test_what_does_not_belong_together_is_a_sentence(changes, belongs, sentence, tmp_path) -> None:
+def test_what_does_not_belong_together_gives_a_one_line_error(changes, belongs, sentence, tmp_path) -> None:
     with pytest.raises(UserError, match=f"{sentence}.*; delete it and run again"):
         round_tables.read(write_round(tmp_path, **changes), **{"vocabulary": 8, **belongs})
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from helpers import ROOT, executable, mini
 
-from rloo_pipeline.before_run import gpus, image, places, slurm_checks
+from rloo_pipeline.before_run import gpus, image, node_checks, slurm_checks
 from rloo_pipeline.before_run.slurm_checks import ResourceRequest
 from rloo_pipeline.cli import main
 from rloo_pipeline.config import Config
@@ -103,10 +103,10 @@ def test_the_pinned_list_of_the_gpu_image_names_its_cuda() -> None:
 def test_a_quota_that_is_too_small_is_a_problem() -> None:
     header = "Disk quotas for user me (uid 1):\n  Filesystem blocks quota limit grace files quota limit grace\n"
     lines = f"{header}/dev/sda1 900000 1000000 1100000 0 10 0 0 0\n/dev/sdb1 5 0 0 0 1 0 0 0\n"
-    (finding,) = places.quota(lines, needed=50e6)
+    (finding,) = node_checks.quota(lines, needed=50e6)
     assert finding.ok
     assert finding.message == "0.1 GB of the quota on /dev/sda1 are left"
-    assert not next(places.quota(lines, needed=5e9)).ok
+    assert not next(node_checks.quota(lines, needed=5e9)).ok
 
 
 @pytest.mark.parametrize(
@@ -296,24 +296,24 @@ def test_caches_that_cannot_be_written_to_are_a_problem(tmp_path, monkeypatch) -
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
     for name in ("HF_HOME", "TORCH_EXTENSIONS_DIR"):
         monkeypatch.setenv(name, str(tmp_path / "file"))
-    writable = {finding.subject: finding.ok for finding in places.caches()}
+    writable = {finding.subject: finding.ok for finding in node_checks.caches()}
     assert writable["cache folder"]
     assert not writable["HF_HOME folder"]
     assert not writable["TORCH_EXTENSIONS_DIR folder"]
 
 
 def test_a_run_larger_than_the_disk_is_a_problem(tmp_path) -> None:
-    assert next(places.space(tmp_path, 1e3)).ok
-    assert not next(places.space(tmp_path, 1e18)).ok
+    assert next(node_checks.space(tmp_path, 1e3)).ok
+    assert not next(node_checks.space(tmp_path, 1e18)).ok
 
 
 def test_what_is_built_or_generated_needs_no_files() -> None:
     config = Config(**mini())
-    assert all(finding.ok for finding in (*places.model(config, ""), *places.datasets(config, "")))
+    assert all(finding.ok for finding in (*node_checks.model(config, ""), *node_checks.datasets(config, "")))
 
 
 @pytest.mark.parametrize(("name", "notes"), [("x86_64", 0), ("aarch64", 1)])
 def test_a_machine_on_which_nothing_has_run_yet_is_a_note(name, notes, monkeypatch) -> None:
-    monkeypatch.setattr(places.os, "uname", lambda: argparse.Namespace(machine=name))
-    findings = list(places.architecture())
+    monkeypatch.setattr(node_checks.os, "uname", lambda: argparse.Namespace(machine=name))
+    findings = list(node_checks.architecture())
     assert [(finding.ok, finding.note) for finding in findings] == [(True, True)] * notes

@@ -3,13 +3,15 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from helpers import ROOT, Project, mini, printed, rloo
 
 from rloo_pipeline.artifacts import model_dims
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.before_run import advice, cards, estimate, memory, speeds
+from rloo_pipeline.before_run import advice, cards, checkpointing, estimate, memory, speeds
 from rloo_pipeline.before_run.estimate import GpuEstimate
 from rloo_pipeline.before_run.memory import MicroBatch, RunMemory
 from rloo_pipeline.commands import plan
@@ -53,7 +55,7 @@ def test_parameters_are_counted_or_computed(qwen, tiny_model) -> None:
     assert model_dims._estimate_parameters(counted, tied=True) == pytest.approx(counted.parameters, rel=0.01)
 
 
-def test_a_folder_without_sizes_is_one_sentence(tmp_path) -> None:
+def test_a_folder_without_sizes_gives_a_one_line_error(tmp_path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match=r"config\.json: does not give the sizes of a transformer"):
         model_dims.read(tmp_path, Policy(tmp_path).config)
@@ -285,6 +287,16 @@ def test_a_plan_counts_on_the_memory_that_the_driver_shows_of_such_a_card(
     assert cards.card_here(argument).gigabytes == gigabytes
     monkeypatch.setattr(cards.devices, "visible_gpus", lambda: ["MIG-7"])
     assert cards.card_here(argument) == cards.card_of(argument)
+
+
+def test_the_auto_that_a_plan_shows_is_that_of_an_update_on_this_card(tmp_path, qwen, monkeypatch) -> None:
+    config = gsm8k(**{"model.name_or_path": str(tmp_path), "deepspeed.max_tokens_per_micro_batch": "auto"})
+    facts = SimpleNamespace(total_memory=int(40e9))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: facts)
+    tokens = checkpointing.resolve(config, Policy(tmp_path)).deepspeed.micro_batch_tokens
+    assert f"max_tokens_per_micro_batch: auto is {tokens}\n" in printed_for(config, "a100:40")
 
 
 def test_an_unknown_model_is_one_line() -> None:

@@ -12,7 +12,7 @@ from helpers import mini
 
 from rloo_pipeline.artifacts import manifest, node_files
 from rloo_pipeline.artifacts.model_dims import ModelDims
-from rloo_pipeline.before_run import exchange, places
+from rloo_pipeline.before_run import exchange, node_checks
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices, scratch
@@ -87,9 +87,9 @@ def test_a_folder_without_room_for_the_policies_is_refused_before_the_run_and_at
     (tmp_path / "node").mkdir()
     with pytest.raises(UserError, match=r"0\.9 MB free, policies need 1\.0 MB; free some"):
         node_exchange.start({run: config}, 1)
-    assert [finding.ok for finding in places.machine(config)] == [True], "the model of mini is small"
+    assert [finding.ok for finding in node_checks.machine(config)] == [True], "the model of mini is small"
     free.free = 1000
-    assert [finding.ok for finding in places.machine(config)] == [False]
+    assert [finding.ok for finding in node_checks.machine(config)] == [False]
     assert list((tmp_path / "node").iterdir()) == []
     left = tmp_path / "node" / "rloo-exchange-left"
     left.mkdir()

@@ -1,12 +1,14 @@
 """Bytes a weight of optimizers and 4-bit weights, worked out by hand."""
 
+from typing import get_args
+
 import pytest
 from helpers import mini
 
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.before_run import memory
 from rloo_pipeline.before_run.memory import MicroBatch, RunMemory
-from rloo_pipeline.config import Config
+from rloo_pipeline.config import Config, OptimizerName
 
 LAYERS = 10 * (2 * 1000 * (1000 + 500) + 3 * 1000 * 3000)
 SHAPE = ModelDims(1000, 10, 1000, 500, 3000, 50_000, LAYERS + 50_000_000)
@@ -16,6 +18,10 @@ NOTHING = MicroBatch(0, 0, several=True)
 
 def update(**changes) -> memory.Terms:
     return RunMemory(Config(**mini(model={"dtype": "bfloat16"}, **changes)), SHAPE, "cuda").update(NOTHING)
+
+
+def test_the_memory_of_each_optimizer_is_known() -> None:
+    assert memory.OPTIMIZER_STATE.keys() == memory.STEP_SCRATCH.keys() == {*get_args(OptimizerName)}
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_a_trainer_is_told_what_it_wanted_and_what_would_fit() -> None:
     assert "end the other processes, or " in out_of_memory.sentence("trainer", config(), QWEN_7B, H200, [OTHER, OURS])
 
 
-def test_an_engine_in_a_process_of_its_own_is_no_other_process() -> None:
+def test_an_engine_in_a_process_of_its_own_is_not_another_process() -> None:
     with subprocess.Popen(["sleep", "60"]) as engine:
         held = GpuProcess(engine.pid, "process 42 (VLLM::EngineCore)", 125e9)
         sentence = out_of_memory.sentence("sampler", config(), QWEN_7B, H200, [held, OURS])

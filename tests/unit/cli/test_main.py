@@ -45,7 +45,7 @@ def outcome(argv: list[str], capsys) -> tuple[int, str, str]:
         ([], "rloo: error: the following arguments are required: COMMAND"),
     ],
 )
-def test_a_wrong_argument_is_one_sentence(argv, message, capsys) -> None:
+def test_a_wrong_argument_gives_a_one_line_error(argv, message, capsys) -> None:
     code, out, err = outcome(argv, capsys)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err
@@ -66,12 +66,12 @@ def test_keys_are_changed_without_an_option_too_as_by_rloo_run(words, file, chan
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.EPERM])
-def test_a_place_where_nothing_may_be_written_is_one_sentence(code) -> None:
+def test_a_place_where_nothing_may_be_written_gives_a_one_line_error(code) -> None:
     error = OSError(code, "Read-only file system", "there/config.yaml")
     assert explain(error) == "there/config.yaml: Read-only file system; change its permissions, or use another folder"
 
 
-def test_a_limit_of_file_sizes_is_one_sentence() -> None:
+def test_a_limit_of_file_sizes_gives_a_one_line_error() -> None:
     error = OSError(errno.EFBIG, "File too large", "there/model.safetensors")
     assert explain(error).startswith(
         "there/model.safetensors: over the limit on file sizes; raise it (`ulimit -f unlimited`)"
@@ -80,7 +80,7 @@ def test_a_limit_of_file_sizes_is_one_sentence() -> None:
     assert explain(of_safetensors).startswith("a file: over the limit on file sizes")
 
 
-def test_a_limit_on_open_files_is_a_sentence_whoever_meets_it() -> None:
+def test_a_limit_on_open_files_gives_a_one_line_error_whoever_meets_it() -> None:
     for error in (
         OSError(errno.EMFILE, "Too many open files", "a.log"),
         RuntimeError("gloo: rv != -1. Too many open files"),
@@ -88,23 +88,45 @@ def test_a_limit_on_open_files_is_a_sentence_whoever_meets_it() -> None:
         assert explain(error) == "over the limit on open files; raise it (`ulimit -n 4096`)"
 
 
-def test_a_package_that_the_light_controller_lacks_is_a_sentence() -> None:
+def test_a_package_that_the_light_controller_lacks_gives_a_one_line_error() -> None:
     missing = ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow")
     assert explain(missing).startswith("pyarrow is not installed here; use the environment of `make setup`")
     with pytest.raises(UserError, match="pyarrow is not installed here"), snakemake_ext._file_errors_explained():
         raise missing
 
 
-def test_a_read_only_results_folder_is_one_sentence() -> None:
+def test_a_read_only_results_folder_gives_a_one_line_error() -> None:
     denied = OSError(errno.EROFS, "Read-only file system", "results/mine")
     sentence = r"^results/mine: Read-only file system; change its permissions"
     with pytest.raises(UserError, match=sentence), snakemake_ext._file_errors_explained():
         raise denied
+    stale = OSError(errno.ESTALE, "Stale file handle", "results/mine")
+    failed = r"^results/mine: the file system failed"
+    with pytest.raises(UserError, match=failed), snakemake_ext._file_errors_explained():
+        raise stale
     with pytest.raises(FileNotFoundError), snakemake_ext._file_errors_explained():
         raise FileNotFoundError(errno.ENOENT, "No such file", "x")
 
 
-def test_a_full_working_folder_is_one_sentence_without_tracebacks_of_snakemakes_log(monkeypatch) -> None:
+def test_a_log_that_cannot_be_written_is_one_line(tmp_path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "rloo_pipeline",
+        "gate",
+        "--round=1",
+        "--output",
+        tmp_path / "x",
+        "--log=/sys/x/log",
+    ]
+    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert outcome.returncode == 1
+    assert re.fullmatch(
+        r"rloo gate: error: /sys/x: .*; change its permissions, or use another folder\n", outcome.stderr
+    )
+
+
+def test_a_full_working_folder_gives_a_one_line_error_without_tracebacks_of_snakemakes_log(monkeypatch) -> None:
     monkeypatch.setattr(logging, "raiseExceptions", True)
     sentence = f"^no space left while writing {Path.cwd()}: free some disk"
     with pytest.raises(UserError, match=sentence), snakemake_ext._file_errors_explained():
@@ -131,6 +153,12 @@ def test_commands_of_users_come_before_stages(capsys) -> None:
     assert {"stage-assets", "prompts", "rollout", "update", "worker"} <= set(stages)
     assert out.index(main.STAGES) > out.index("  track ")
     assert sorted(listed) == sorted(main.parser().commands.choices), "each command is listed once"
+
+
+def test_help_names_a_default_once_and_only_if_there_is_one() -> None:
+    for parser in main.parser().commands.choices.values():
+        text = " ".join(parser.format_help().split())
+        assert not re.search(r"\(default: (None|False|\[\])\)|default[^()]*\) \(default", text), text
 
 
 def test_help_needs_no_torch_and_no_tracker() -> None:

@@ -2,11 +2,12 @@
 
 import argparse
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, executable, mini
+from helpers import ROOT, executable, mini, wait_until
 
 from rloo_pipeline.cluster import containers, profiles
 from rloo_pipeline.config import Config
@@ -49,7 +50,7 @@ def test_other_requirements_or_another_definition_give_another_name(project) -> 
 
 def test_the_name_is_the_one_that_the_build_gives(project) -> None:
     """The build prints the name and stops where the image exists."""
-    name = Path(containers.image(config().container, ROOT)).name
+    name = Path(containers._image_name("cpu", ROOT)).name
     images = project / "images"
     images.mkdir()
     (images / name).touch()
@@ -87,6 +88,97 @@ def test_a_build_whose_wheels_cannot_be_fetched_says_why_and_the_next_one_fetche
     assert not list((tmp_path / ".cache").glob("wheels-*/.*"))
 
 
+@pytest.fixture
+def installed(tmp_path, monkeypatch) -> Path:
+    """The script as a wheel installs it, called from `tmp_path` with an Apptainer that builds an empty image."""
+    project = tmp_path / "rloo_pipeline" / "project"
+    for name in ("containers", "requirements"):
+        shutil.copytree(ROOT / name, project / name)
+    shutil.copy(ROOT / "pyproject.toml", project)
+    apptainer = """case $1 in build)
+        echo "$@" >>$LOG; mkdir $APPTAINER_TMPDIR/build-temp
+        while [ -e $LOG.wait ]; do sleep 0.05; done
+        for word; do case $word in *.partial) touch $word ;; esac; done ;;
+    esac"""
+    executable(tmp_path / "bin", "apptainer", apptainer)
+    executable(tmp_path / "bin", "debootstrap", "")
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LOG", str(tmp_path / "log"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    for name in ("IMAGES", "APPTAINER_TMPDIR", "MIRROR", "BOOTSTRAP"):
+        monkeypatch.delenv(name, raising=False)
+    return project / "containers" / "build"
+
+
+@pytest.mark.parametrize(("variables", "folder"), [({}, "images"), ({"IMAGES": "else/where"}, "else/where")])
+def test_an_image_built_from_a_wheel_is_in_a_folder_of_the_caller(installed, tmp_path, variables, folder) -> None:
+    subprocess.run(["sh", installed, "sandbox"], env=os.environ | variables, check=True)
+    assert len(list((tmp_path / folder).glob("rloo-sandbox-*.sif"))) == 1
+    assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_a_build_waits_for_what_a_killed_one_left_running_and_removes_its_files(installed, tmp_path) -> None:
+    waiting, log = tmp_path / "log.wait", tmp_path / "log"
+    waiting.touch()
+    older = tmp_path / "images" / "rloo-sandbox-0.1.0-of_another_list.sif.partial"
+    older.parent.mkdir()
+    older.touch()
+    killed = subprocess.Popen(["sh", installed, "sandbox"], stdout=subprocess.DEVNULL)
+    wait_until(lambda: log.exists() and any((tmp_path / "scratch").glob("*/build-temp")))
+    killed.kill()
+    killed.wait()
+    with subprocess.Popen(["sh", installed, "sandbox"], stdout=subprocess.PIPE, text=True) as second:
+        assert second.stdout.readline() == "images: waiting for another build of sandbox\n"
+        assert len(log.read_text().splitlines()) == 1
+        waiting.unlink()
+        output = second.stdout.read()
+    assert second.returncode == 0, output
+    assert len(log.read_text().splitlines()) == 2
+    assert [file.suffix for file in older.parent.glob("rloo-*")] == [".sif"]
+    # the copy of the sources, which was in use when the first was killed, is small
+    assert not [file for file in (tmp_path / "scratch").iterdir() if file.name.startswith("rloo-image-")]
+
+
+@pytest.mark.parametrize(
+    ("system", "sources", "mirror"),
+    [
+        ("debian", "deb [signed-by=/a] https://own.example/debian bookworm main", "https://own.example/debian"),
+        ("debian", "Types: deb\nURIs: mirror+file:///etc/apt/mirrors/debian.list", "http://deb.debian.org/debian"),
+        ("ubuntu", "deb http://own.example/ubuntu jammy main", "http://deb.debian.org/debian"),
+    ],
+)
+def test_debian_comes_from_the_mirror_of_a_debian_and_of_no_other_system(
+    installed, tmp_path, system, sources, mirror
+) -> None:
+    (tmp_path / "etc" / "apt").mkdir(parents=True)
+    (tmp_path / "etc" / "os-release").write_text(f"ID={system}\n")
+    (tmp_path / "etc" / "apt" / "sources.list").write_text(sources + "\n")
+    installed.write_text(installed.read_text().replace("/etc/", f"{tmp_path}/etc/"))
+    subprocess.run(["sh", installed, "sandbox"], check=True)
+    assert f"--build-arg mirror={mirror} " in (tmp_path / "log").read_text()
+
+
+def test_a_build_without_enough_room_says_so_first(installed, tmp_path) -> None:
+    executable(tmp_path / "bin", "df", "printf 'header\\ndisk 0 0 3000000 0 /\\n'")
+    executable(tmp_path / "bin", "python", 'case "$*" in *download*) exit 1 ;; esac')
+    environment = os.environ | {"PYTHON": "python"}
+    outcome = subprocess.run(["sh", installed, "cuda"], env=environment, capture_output=True, text=True, check=False)
+    assert outcome.stderr.splitlines()[:2] == [
+        f"images: 3 GB are free for APPTAINER_TMPDIR in {tmp_path}/scratch, and a first build for cuda needs 16 GB",
+        f"images: 3 GB are free for IMAGES in {tmp_path}/images, and a first build for cuda needs 12 GB",
+    ]
+
+
+def test_pip_keeps_what_it_fetched_with_the_images_and_nothing_at_home(installed, tmp_path) -> None:
+    executable(tmp_path / "bin", "python", 'case "$*" in *download*) echo "$TMPDIR $*" >$LOG; exit 1 ;; esac')
+    subprocess.run(["sh", installed, "cuda"], env=os.environ | {"PYTHON": "bin/python"}, check=False)
+    folder = tmp_path / "images" / ".cache" / "pip-cuda"
+    assert f"--cache-dir {folder} " in (tmp_path / "log").read_text()
+    assert (tmp_path / "log").read_text().startswith(f"{folder}/tmp ")
+
+
 def test_the_image_for_gpus_is_preferred_if_it_is_built_or_the_machine_has_a_gpu(project, monkeypatch) -> None:
     monkeypatch.setattr(devices, "has_gpu", lambda: True)
     assert containers.image(config().container, project).startswith("images/rloo-cuda-0.1.0-")
@@ -98,7 +190,7 @@ def test_the_image_for_gpus_is_preferred_if_it_is_built_or_the_machine_has_a_gpu
     assert containers.image(config().container, project) == cuda
 
 
-def test_a_missing_image_is_one_sentence(project) -> None:
+def test_a_missing_image_gives_a_one_line_error(project) -> None:
     containers.require("docker://example/image")
     with pytest.raises(UserError, match=r"none.sif: no such image on .*rloo images cuda.*container.image"):
         containers.require("none.sif")
@@ -106,7 +198,8 @@ def test_a_missing_image_is_one_sentence(project) -> None:
 
 def test_caches_are_outside_the_working_folder_and_bound(project) -> None:
     containers.prepare(config(), "images/x.sif")
-    for name in ("XDG_CACHE_HOME", "HF_HOME", "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+    kernels = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE", "HUMMING_TMP_DIR")
+    for name in ("XDG_CACHE_HOME", "HF_HOME", "VLLM_CACHE_ROOT", *kernels):
         folder = os.environ[name]
         assert Path(folder).is_dir()
         assert folder in binds()

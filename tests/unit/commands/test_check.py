@@ -12,7 +12,7 @@ from helpers import merged, mini, printed
 from rloo_pipeline.artifacts import model_dims
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet
-from rloo_pipeline.before_run import data_trial, inputs, model_inputs, model_trial, places
+from rloo_pipeline.before_run import data_trial, inputs, model_inputs, model_trial, node_checks
 from rloo_pipeline.before_run.findings import Finding, RunInputs
 from rloo_pipeline.commands.check import check, findings
 from rloo_pipeline.config import Config
@@ -155,7 +155,7 @@ def test_every_command_finds_the_same_problems_by_files_alone(name, case, tmp_pa
     results = problems(config, tmp_path)
     assert results.keys() == expected.keys() | {subject for subject in results if subject.startswith("reward")}
     by_files = {one.subject: one.message for one in inputs.findings(config) if not one.ok}
-    by_doctor = [*places.model(config, ""), *places.datasets(config, "")]
+    by_doctor = [*node_checks.model(config, ""), *node_checks.datasets(config, "")]
     doctor_messages = {one.subject: one.message for one in by_doctor if not one.ok}
     for subject, message in expected.items():
         assert message in results[subject]
@@ -169,7 +169,7 @@ def test_a_model_that_training_does_not_cover_is_refused_by_its_config_json(case
     place = tmp_path / "model" / "config.json"
     place.write_text(json.dumps(json.loads(place.read_text()) | {"model_type": "bert"}))
     assert "bert is an encoder" in problems(case(), tmp_path)["model"]
-    (finding,) = places.model(case(), "")
+    (finding,) = node_checks.model(case(), "")
     assert not finding.ok
     assert "bert is an encoder" in finding.message
     with pytest.raises(UserError, match="bert is an encoder"):
@@ -232,7 +232,7 @@ def test_a_folder_without_weights_is_a_problem_that_internet_does_not_cure(case,
     (tmp_path / "model" / "model.safetensors").unlink()
     message = f"{tmp_path}/model: no weights (no .safetensors file); copy or fetch the whole model"
     assert problems(case(), tmp_path)["weights"] == message
-    assert [*places.model(case(), "where there is internet: …")][-1] == Finding("model", False, message)
+    assert [*node_checks.model(case(), "where there is internet: …")][-1] == Finding("model", False, message)
 
 
 def test_the_longest_prompt_is_compared_with_the_context(case, tmp_path) -> None:
@@ -258,7 +258,7 @@ def test_the_longest_prompt_is_compared_with_the_context(case, tmp_path) -> None
         ("rihgt", "has no function rihgt; did you mean 'right'?"),
     ],
 )
-def test_a_reward_that_cannot_be_used_is_a_sentence_with_its_line(function, message, case, tmp_path) -> None:
+def test_a_reward_that_cannot_be_used_gives_a_one_line_error_with_its_line(function, message, case, tmp_path) -> None:
     results = list(findings(case(rewards=[{"function": f"{tmp_path}/mine.py:{function}"}]), tmp_path))
     assert (results[-1].subject, results[-1].ok) == (f"reward {function}", False), "and no score is shown"
     assert message in results[-1].message
@@ -281,7 +281,7 @@ def test_a_judge_compares_rows_of_the_data_before_the_run(case, tmp_path) -> Non
     assert "has no parameter 'other_completions', so it compares nothing" in results["judge right"]
 
 
-def test_a_tokenizer_without_a_chat_template_is_a_sentence(case, tmp_path) -> None:
+def test_a_tokenizer_without_a_chat_template_gives_a_one_line_error(case, tmp_path) -> None:
     (tmp_path / "model" / "chat_template.jinja").unlink(missing_ok=True)
     place = tmp_path / "model" / "tokenizer_config.json"
     place.write_text(json.dumps({**json.loads(place.read_text()), "chat_template": None}))
@@ -318,7 +318,7 @@ def test_for_a_missing_model_the_commands_that_fetch_it_are_printed(case, tmp_pa
     config = case(model={"name_or_path": "no/such-model", "revision": "v1"})
     with pytest.raises(UserError, match=r"hf download no/such-model config\.json --revision v1"):
         model_inputs.shape(config)
-    (space, *_) = places.space(tmp_path, None)
+    (space, *_) = node_checks.space(tmp_path, None)
     assert space == Finding("disk", True, space.message, note=True)
     assert "unknown until the model is here" in space.message
 

@@ -114,13 +114,13 @@ def test_the_finding_says_what_a_tool_did_in_the_trial(tmp_path, model, text, ok
     assert message in finding.message
 
 
-def test_a_parser_that_reads_no_call_is_a_sentence(tmp_path, model) -> None:
+def test_a_parser_that_reads_no_call_gives_a_one_line_error(tmp_path, model) -> None:
     rollout = {"tools": ["rloo_pipeline.environments.tools:calculator"], "tool_parser": "mistral"}
     with ExitStack() as stack, pytest.raises(UserError, match="tool_parser: mistral"):
         episode_trial.prepare(stack, config(tmp_path, model, rollout=rollout), Policy(model))
 
 
-def test_a_tokenizer_that_cannot_write_a_call_is_a_sentence(tmp_path) -> None:
+def test_a_tokenizer_that_cannot_write_a_call_gives_a_one_line_error(tmp_path) -> None:
     model = tmp_path / "model"
     tool_qwen3(model, 0, **SIZE)
     rollout = {"environment": GAME}

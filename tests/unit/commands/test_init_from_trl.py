@@ -567,6 +567,9 @@ def test_a_constant_rate_has_no_warm_up_as_in_transformers() -> None:
     [
         ("max_steps=100, eval_strategy='steps', eval_steps=0.1", "evaluation.every", 10),
         ("top_k=-1", "rollout.top_k", 0),
+        ("max_grad_norm=0.0", "update.max_grad_norm", 1e9),
+        ("max_grad_norm=None", "update.max_grad_norm", 1e9),
+        ("generation_kwargs={'stop_strings': ['#'], 'x': here()}", "rollout.generation_kwargs", {"stop": ["#"]}),
         ("reward_weights=[2.0]", "rewards", [{"function": "rewards.py:length", "weight": 2.0}]),
         ("model_init_kwargs={'revision': 'abc', 'device_map': here()}", "model.revision", "abc"),
         ("max_steps=12, steps_per_generation=2", "rounds", 6),
@@ -574,6 +577,7 @@ def test_a_constant_rate_has_no_warm_up_as_in_transformers() -> None:
         ("max_steps=12, gradient_accumulation_steps=4", "rollout.generation_batch_size", 32),
         ("steps_per_generation=2, gradient_accumulation_steps=4", "rollout.generation_batch_size", 32),
         ("max_steps=10, warmup_ratio=0.5", "update.warmup_steps", 5),
+        ("optim='paged_adamw_32bit'", "update.optimizer", "adamw"),
         ("optim='adamw_bnb_8bit'", "update.optimizer", "adamw_8bit"),
         ("bf16=False", "model.dtype", "float32"),
         ("lr_scheduler_type='constant_with_warmup'", "update.lr_scheduler_type", "constant"),
@@ -609,6 +613,153 @@ def test_what_changes_the_result_and_cannot_be_taken_is_listed() -> None:
     )
     assert "repetition_penalty: 1.2" in missing
     assert "sync_ref_model" not in output, "it is off on both sides"
+
+
+def test_parameters_of_vllm_are_taken_where_an_update_can_account_for_them() -> None:
+    parameters = "SamplingParams(temperature=0.7, stop=['#'], min_tokens=4, seed=1, include_stop_str_in_output=True)"
+    options = f"use_vllm=True, vllm_sampling_params={parameters}, generation_kwargs=dict(repetition_penalty=1.1)"
+    config, output = project(GRPO.format(options=options))
+    assert config["rollout"]["temperature"] == 0.7
+    assert config["rollout"]["generation_kwargs"] == {"stop": ["#"], "min_tokens": 4}
+    missing = output[output.index("Without a counterpart") :]
+    assert "generation_kwargs.repetition_penalty: 1.1" in missing
+    assert "generation_kwargs.seed: 1" in missing
+    assert "include_stop_str_in_output" not in output, "so it is here"
+    config, output = project(SMALL.format(options=f"vllm_sampling_params={parameters}"), folder="without-weights")
+    assert config["rollout"]["generation_kwargs"] == {"stop": ["#"]}
+    assert "generation_kwargs.min_tokens: 4" in output[output.index("Without a counterpart") :]
+
+
+def test_reward_models_are_read_in_each_form_with_the_options_of_the_chat_template() -> None:
+    Path("here").mkdir()
+    script = "rm = AutoModelForSequenceClassification.from_pretrained('org/rm', num_labels=1, revision='abc')\n"
+    script += "from trl.rewards import accuracy_reward, reasoning_accuracy_reward\n"
+    script += SMALL.format(options="chat_template_kwargs={'enable_thinking': False}")
+    rewards = "[rm, 'here', AutoModelForSequenceClassification.from_pretrained('org/b'), accuracy_reward,"
+    config, _ = project(script.replace(" length,", f" {rewards} reasoning_accuracy_reward],"))
+    template = {"chat_template_kwargs": {"enable_thinking": False}}
+    assert [one.get("options") for one in config["rewards"]] == [
+        {"model": "org/rm", "revision": "abc"} | template,
+        {"model": str(Path("here").resolve())} | template,
+        {"model": "org/b"} | template,
+        *(None, None),
+    ]
+    names = [one.get("name") for one in config["rewards"]]
+    assert names == [None, "reward_model_2", "reward_model_3", None, "math_reward_5"]
+
+
+@pytest.mark.parametrize(
+    ("factory", "is_rewarded", "is_told"),
+    [
+        ("Game", True, False),
+        ("{'a': Game, 'b': Silent}", True, False),
+        ("Child", True, False),
+        ("Silent", False, False),
+        ("Imported", False, True),
+    ],
+)
+def test_an_environment_that_gives_rewards_adds_one_as_in_trl(factory, is_rewarded, is_told) -> None:
+    classes = "from games import Imported\nclass Silent:\n    def reset(self, **row): ...\n"
+    classes += "class Game(Silent):\n    def get_reward(self): return 1.0\nclass Child(Game):\n    pass\n"
+    script = classes + GRPO.format(options="reward_weights=[0.5]")
+    config, output = project(script.replace('split="test")', f'split="test"), environment_factory={factory}'))
+    rewards = [(one["function"].rpartition(":")[2], one.get("weight")) for one in config["rewards"]]
+    assert rewards == [("length", 0.5)] + [("environment_reward", None)] * is_rewarded
+    assert ("if the environment has get_reward" in " ".join(output.split())) == is_told
+
+
+COMMAND = """
+model_name_or_path: org/model
+dataset_name: org/data
+reward_funcs: [accuracy_reward, get_soft_overlong_punishment, trl_rewards.short]
+reward_weights: [1.0, 0.5, 0.1]
+learning_rate: 1e-5
+use_peft: true
+lora_target_modules: [q_proj]
+eval_strategy: epoch
+optim: sgd
+"""
+"""Options of `trl grpo`."""
+
+
+@pytest.mark.parametrize("command", ["trl grpo", "accelerate launch --num_processes 8 -m trl.scripts.grpo"])
+def test_a_command_of_trl_is_read_like_its_script(command) -> None:
+    Path("grpo.yaml").write_text(COMMAND)
+    Path("trl_rewards.py").write_text("")
+    output = printed(init_from_trl, Path("project"), f"{command} --config grpo.yaml --beta 0.1", None, False)
+    config = yaml.safe_load(Path("project/config/config.yaml").read_text())
+    assert config["model"] == {"name_or_path": "org/model"}
+    assert config["dataset"] == {part: {"name": "org/data", "split": name} for part, name in SPLITS.items()}
+    assert [(Path(one["function"]).name.rpartition(".")[2], one.get("weight")) for one in config["rewards"]] == [
+        ("math:math_reward", None),
+        ("length:overlong_reward", 0.5),
+        ("py:short", 0.1),
+    ]
+    assert config["rewards"][1]["options"] == {"longest": 1280, "cache": 256}
+    assert config["update"]["lora"] == {"r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "target_modules": ["q_proj"]}
+    assert (config["update"]["learning_rate"], config["algorithm"]["beta"]) == (1e-5, 0.1)
+    assert output.split("NOT in this project")[1].split("Next:")[0].split() == ["optim:", "sgd"]
+
+
+@pytest.mark.parametrize(
+    ("command", "size"),
+    [
+        ("trl grpo --num_processes 4", 32),
+        ("trl grpo --accelerate_config zero2", 64),
+        ("trl grpo --accelerate_config two.yaml", 16),
+        ("trl grpo --accelerate_config two.yaml --num_processes 3", 24),
+        ("accelerate launch --config_file two.yaml -m trl.scripts.grpo", 16),
+        ("accelerate launch --num_processes=8 --mixed_precision bf16 trl/scripts/grpo.py", 64),
+        ("trl grpo --num_processes 4 --generation_batch_size 64", 64),
+    ],
+)
+def test_the_processes_of_a_command_of_trl_multiply_its_batch(command, size) -> None:
+    Path("grpo.yaml").write_text(COMMAND)
+    Path("two.yaml").write_text("num_processes: 2\nmixed_precision: bf16\n")
+    printed(init_from_trl, Path("project"), f"{command} --config grpo.yaml", None, False)
+    config = yaml.safe_load(Path("project/config/config.yaml").read_text())
+    assert config["rollout"]["generation_batch_size"] == size
+    assert config["algorithm"]["steps_per_generation"] == (2 if "generation_batch_size" in command else 1)
+
+
+SPLITS = {"train": "train", "eval": "test"}
+MIXTURE = """
+reward_funcs: think_format_reward
+reward_model_name_or_path: org/rewards
+datasets:
+- {path: json, data_files: a.jsonl, columns: [prompt], fraction: 0.5}
+- {path: json, data_files: b.jsonl, columns: [prompt], fraction: 0.25}
+test_split_size: 0.25
+eval_strategy: epoch
+"""
+
+
+def test_a_mixture_of_trls_command_is_mixed_in_the_project(monkeypatch) -> None:
+    for name in "ab":
+        Path(f"{name}.jsonl").write_text("".join(f'{{"prompt": "{name}{n}", "more": 1}}\n' for n in range(8)))
+    Path("mixture.yaml").write_text(MIXTURE)
+    printed(init_from_trl, Path("project"), "trl rloo --config mixture.yaml", "org/model", False)
+    config = yaml.safe_load(Path("project/config/config.yaml").read_text())
+    assert [one["function"].rpartition(":")[2] for one in config["rewards"]] == ["reward_model", "think_format_reward"]
+    monkeypatch.chdir("project")
+    train, held_out = (load_function(f"data.py:{name}")() for name in ("train", "held_out"))
+    assert (len(train), len(held_out)) == (9, 3)
+    assert {row["prompt"] for row in train + held_out} == {f"a{n}" for n in range(8)} | {f"b{n}" for n in range(4)}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--reward_funcs accuracy_reward", "trl grpo: give the option dataset_name, or datasets in its file"),
+        ("--dataset_name org/data --reward_funcs mine", r"reward_funcs mine: there are .* and MODULE\.FUNCTION"),
+        ("--dataset_name org/data", "trl grpo: its reward functions cannot be read"),
+        ("--dataset_name org/data --reward_funcs accuracy_reward", r"does not show the model .*--model"),
+    ],
+)
+def test_a_command_of_trl_without_data_model_or_rewards_is_refused(options, message) -> None:
+    with pytest.raises(UserError, match=message):
+        init_from_trl(Path("project"), f"trl grpo {options}", "m" if "model" not in message else None, False)
+    assert not Path("project").exists()
 
 
 def test_rows_that_a_function_of_the_script_loads_are_read_in_a_function_too(monkeypatch) -> None:
@@ -696,6 +847,10 @@ GRPO = SMALL.replace("RLOO", "GRPO")
             {"clip": "sapo", "loss_agg_mode": "sequence_mean_token_mean", "sapo_temperature_neg": 1.1},
         ),
         (
+            "loss_type='cispo', epsilon_high=5.0, delta=2.0",
+            {"clip": "cispo", "loss_agg_mode": "token_mean", "epsilon_high": 4.0},
+        ),
+        (
             "loss_type='vespo', vespo_k_pos=1.5, use_vllm=True, vllm_importance_sampling_mode='token_truncate'",
             {"clip": "vespo", "loss_agg_mode": "token_mean", "vespo_k_pos": 1.5, "old_logps": "sampler"},
         ),
@@ -704,7 +859,7 @@ GRPO = SMALL.replace("RLOO", "GRPO")
 def test_soft_losses_become_their_clip_with_the_parameters_that_they_have(options, expected) -> None:
     config, _ = project(GRPO.format(options=options))
     assert expected.items() <= config["algorithm"].items()
-    assert not ({"mismatch", "vespo_k_pos", "sapo_temperature_neg"} - {*expected}) & {*config["algorithm"]}
+    assert not ({"mismatch", "vespo_k_pos", "sapo_temperature_neg", "delta"} - {*expected}) & {*config["algorithm"]}
 
 
 @pytest.mark.parametrize(
@@ -727,6 +882,7 @@ def test_soft_losses_become_their_clip_with_the_parameters_that_they_have(option
             "the trainer's reward_model belongs",
         ),
         (GRPO.format(options="loss_type='mine'"), "", "loss_type mine: has no counterpart; there are grpo"),
+        (GRPO.format(options="loss_type='cispo'"), "", "the bound of ratios is then 0.2, which scales the loss"),
         (
             GRPO.format(options="loss_type='vespo', use_vllm=True, vllm_importance_sampling_mode='token_mask'"),
             "",
@@ -764,7 +920,12 @@ def test_what_cannot_be_translated_is_one_sentence_and_nothing_is_written(script
 
 
 @pytest.mark.parametrize(
-    ("file", "advice"), [("grpo.yaml", "SCRIPT --config FILE"), ("grpo.ipynb", "jupyter nbconvert")]
+    ("file", "advice"),
+    [
+        ("grpo.yaml", "trl grpo --config FILE"),
+        ("grpo.ipynb", "jupyter nbconvert"),
+        ("trl sft", "'trl sft': only the commands trl rloo and trl grpo"),
+    ],
 )
 def test_another_file_than_a_script_is_said_to_be_one(file, advice) -> None:
     Path(file).write_text("{}")

@@ -73,7 +73,9 @@ def test_a_profile_is_that_of_the_folder_or_of_the_package(tmp_path, monkeypatch
         ("rounds", "--config rounds: write it as KEY=VALUE, such as rounds=20"),
     ],
 )
-def test_a_change_that_snakemake_would_refuse_with_a_traceback_is_one_sentence(change, message, tmp_path) -> None:
+def test_a_change_that_snakemake_would_refuse_with_a_traceback_gives_a_one_line_error(
+    change, message, tmp_path
+) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump(mini()))
     for refuses in (

@@ -315,7 +315,9 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "data.preferences.preferences": (
         pair("row 0: chosen and rejected are equal", chosen="a", rejected="a"),
         pair(
-            "row 0: one of chosen and rejected is a text", chosen="a", rejected=[{"role": "assistant", "content": "b"}]
+            "row 0: one of chosen and rejected is a string",
+            chosen="a",
+            rejected=[{"role": "assistant", "content": "b"}],
         ),
         pair("row 0: column 'prompt' holds 3", chosen="a", rejected="b", prompt=3),
     ),

@@ -35,12 +35,12 @@ def test_a_function_sees_all_messages_of_an_episode_and_the_text_of_a_single_one
 @pytest.mark.parametrize(
     "answer", [None, [{"role": "assistant", "content": None}], [{"role": "assistant", "tool_calls": []}]]
 )
-def test_a_row_without_an_answer_is_one_sentence(answer) -> None:
-    with pytest.raises(UserError, match=r"^data\.jsonl: row 1 has null where the completion should be; give it a text"):
+def test_a_row_without_an_answer_gives_a_one_line_error(answer) -> None:
+    with pytest.raises(UserError, match=r"^data\.jsonl: row 1 has null where the completion should be; write one"):
         completions_of("2", answer)
 
 
-def test_an_episode_that_ends_without_text_is_one_sentence() -> None:
+def test_an_episode_that_ends_without_text_gives_a_one_line_error() -> None:
     episode = [{"role": "tool", "content": "2"}, {"role": "assistant", "tool_calls": []}]
     rows = [{"question": "1+1", "completion": episode}]
     with pytest.raises(UserError, match=r"^data\.jsonl: row 0 has null where the completion should be"):

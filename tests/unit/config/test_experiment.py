@@ -127,7 +127,7 @@ def test_a_configuration_of_one_run_is_one_run(tmp_path) -> None:
         ({"vary": {"update.learning_rate": [1.0, 1.0]}}, "'learning_rate-1"),
     ],
 )
-def test_a_wrong_key_is_one_sentence(runs, keys, message) -> None:
+def test_a_wrong_key_gives_a_one_line_error(runs, keys, message) -> None:
     with pytest.raises(UserError, match=r"^[^\n]+$") as refused:
         runs(**keys)
     assert message in str(refused.value)
@@ -166,7 +166,7 @@ def test_all_runs_get_the_choice_of_the_experiment(runs) -> None:
         ),
     ],
 )
-def test_a_choice_that_cannot_be_made_is_one_sentence(runs, arms, select, message) -> None:
+def test_a_choice_that_cannot_be_made_gives_a_one_line_error(runs, arms, select, message) -> None:
     with pytest.raises(UserError, match=r"^[^\n]+$") as refused:
         runs(arms=arms, select=select, seeds=[0])
     assert message in str(refused.value)

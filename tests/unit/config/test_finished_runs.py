@@ -26,8 +26,8 @@ def keys_in(values: dict[str, Any], before: str = "") -> Iterator[str]:
 
 
 def test_what_decides_a_run_without_a_new_key_is_what_decided_it_before() -> None:
-    """Put a new key into `LATER` in config/run.py. If its default changes results, add it to the list here, and say in
-    CHANGELOG.md that finished stages run again.
+    """Put a new key into `ADDED_KEYS` in config/run.py. If its default changes results, add it to the list here, and
+    say in CHANGELOG.md that finished stages run again.
     """
     config = Config(**mini())
     decides: dict[str, set[str]] = {}
@@ -38,7 +38,7 @@ def test_what_decides_a_run_without_a_new_key_is_what_decided_it_before() -> Non
 
 
 @pytest.mark.parametrize("path", REMOVED)
-def test_a_removed_key_is_a_sentence_and_a_finished_run_that_has_it_is_read(path: str, tmp_path: Path) -> None:
+def test_a_removed_key_gives_a_one_line_error_but_a_finished_run_may_have_it(path: str, tmp_path: Path) -> None:
     section, key = path.split(".")
     config, file = (
         mini(judge={"function": "a.py:b"}, select={}, dataset={"dev": {"path": "a.jsonl"}}),

@@ -94,7 +94,7 @@ def test_filling_leaves_the_presets_as_they_are() -> None:
         (["trl"], "test.yaml: algorithm: no preset '['trl']'; did you mean 'trl'?"),
     ],
 )
-def test_an_unknown_preset_is_one_sentence_that_helps(name, message) -> None:
+def test_an_unknown_preset_gives_a_one_line_error_that_helps(name, message) -> None:
     with pytest.raises(UserError) as error:
         config(preset=name)
     assert str(error.value) == message

@@ -7,7 +7,7 @@ from helpers import mini
 
 from rloo_pipeline.config import STAGES, Config
 from rloo_pipeline.config.loading import load_rewards, validate
-from rloo_pipeline.config.run import LATER
+from rloo_pipeline.config.run import ADDED_KEYS
 from rloo_pipeline.errors import UserError
 
 
@@ -18,7 +18,7 @@ def with_select(**select) -> Config:
 @pytest.mark.parametrize(
     ("select", "correct", "message"),
     [
-        ({}, "answer", "selects nothing; set pass_rate or weights"),
+        ({}, "answer", "does not select anything; set pass_rate or weights"),
         ({"pass_rate": [0.9, 0.1]}, "answer", "[0.9, 0.1] is not a range of shares"),
         ({"pass_rate": [0.1, 1.1]}, "answer", "[0.1, 1.1] is not a range of shares"),
         ({"pass_rate": [0.3, 0.4], "num_generations": 4}, "answer", "no share of 4 completions lies in [0.3, 0.4]"),
@@ -27,7 +27,7 @@ def with_select(**select) -> Config:
         ({"weights": "on"}, "answer", "dataset.select.weights: Input should be 'none', 'static' or 'online'"),
     ],
 )
-def test_what_selects_nothing_is_one_sentence(select, correct, message) -> None:
+def test_what_selects_nothing_gives_a_one_line_error(select, correct, message) -> None:
     with pytest.raises(UserError, match=r"^[^\n]+$") as refused:
         validate(mini(dataset={"select": select}, correct={"reward": correct}), "test.yaml")
     assert message in str(refused.value)
@@ -74,7 +74,7 @@ def test_keys_that_came_later_change_no_parameters_of_runs_without_them() -> Non
     config = Config(**mini(update={"lora": {}}))
     shown = json.dumps([config.params(stage) for stage in STAGES])
     named_twice = {"dataset.select", "rollout.quantization", "algorithm.teacher.beta", "algorithm.teacher.top_k"}
-    later = {path.rpartition(".")[2] for path in LATER.keys() - named_twice}
+    later = {path.rpartition(".")[2] for path in ADDED_KEYS.keys() - named_twice}
     assert len(later) > 3
     assert not [key for key in later if f'"{key}"' in shown]
     teacher = {"beta": 0, "importance_sampling_level": "token", "teacher": {"name_or_path": "x"}}

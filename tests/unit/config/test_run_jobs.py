@@ -4,17 +4,14 @@ import re
 
 from helpers import ROOT, mini
 
-from rloo_pipeline.config import STAGES, Config, RewardModel
+from rloo_pipeline.config import Config, RewardModel
 from rloo_pipeline.config.distillation import Teacher
 from rloo_pipeline.config.rewards import Judge
 from rloo_pipeline.config.run_jobs import all_jobs
 from rloo_pipeline.report.run_progress import SHOWN
-from rloo_pipeline.workers import client
+from rloo_pipeline.stages.table import ROWS
+from rloo_pipeline.workers import gpu_shares
 
-WITHOUT_A_WORKER = {
-    *("stage-assets", "stage-harness", "prompts", "reward-model", "warmstart", "harness", "select", "report"),
-}
-"""Stages that load no engine which the next job could use."""
 NOT_WATCHED = {"stage_harness", "pass_rates", "gate", "held_out", "track", "report_so_far", "select"}
 """Stages of a run that `rloo watch` leaves out: they take seconds."""
 EVERYTHING = {
@@ -48,14 +45,20 @@ def stages_of_a_run() -> set[str]:
     return {job.stage for job in all_jobs(config.model_copy(update=changes))}
 
 
+def rules() -> dict[str, str]:
+    """The text of each rule of a run, by its name."""
+    text = "".join(file.read_text() for file in sorted((ROOT / "workflow" / "rules").glob("*.smk")))
+    _, *parts = re.split(r"^(?:use rule \w+ as|rule) (\w+)", text, flags=re.MULTILINE)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
 def test_every_rule_of_a_run_has_jobs() -> None:
-    texts = [file.read_text() for file in (ROOT / "workflow" / "rules").glob("*.smk")]
-    rules = {name for text in texts for name in re.findall(r"^(?:use rule \w+ as|rule) (\w+)", text, re.MULTILINE)}
-    assert stages_of_a_run() == rules - {"experiment", "update_transient", "update_last"}
+    assert stages_of_a_run() == rules().keys() - {"experiment", "update_transient", "update_last"}
 
 
-def test_every_stage_has_a_worker_or_needs_none() -> None:
-    assert STAGES.keys() - client.ROLES.keys() == WITHOUT_A_WORKER
+def test_the_stage_of_a_rule_that_takes_a_gpu_has_a_worker_or_an_engine_of_its_own() -> None:
+    on_gpu = {row.stage for row in ROWS if "gpu_stages=1" in rules()[row.rule] and row.rule != "score_alone"}
+    assert on_gpu == {stage for stage, role in gpu_shares.ROLES.items() if role not in ("scorer", "observer")}
 
 
 def test_the_live_view_shows_every_stage_that_takes_long() -> None:

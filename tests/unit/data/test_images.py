@@ -50,7 +50,7 @@ def test_pixels_are_rgb_and_upright() -> None:
         ({"bytes": png(Image.new("1", (20_000, 10_000))), "path": None}, r"PIL cannot read the image.*bomb"),
     ],
 )
-def test_what_is_no_image_is_one_sentence(value, message) -> None:
+def test_what_is_not_an_image_gives_a_one_line_error(value, message) -> None:
     with pytest.raises(UserError, match=message):
         images_of(value, "a row")
 
@@ -101,14 +101,14 @@ def test_images_stay_where_the_messages_have_them() -> None:
         *(
             (
                 [{"role": "user", "content": content}],
-                r"^a row: a message has the content .*; it must be a text, or parts",
+                r"^a row: a message has the content .*; it must be a string, or parts",
             )
             for content in (["x"], [{"text": "x"}], {"text": "x"})
         ),
         ([{"role": "user", "content": [{"type": "image"}] * 2}], r"^a row: .* places for 2 images but the row has 1"),
     ],
 )
-def test_a_prompt_without_a_place_for_its_images_is_one_sentence(prompt, message) -> None:
+def test_a_prompt_without_a_place_for_its_images_gives_a_one_line_error(prompt, message) -> None:
     with pytest.raises(UserError, match=message):
         with_parts(prompt, 1, "a row")
 

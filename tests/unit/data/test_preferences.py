@@ -55,7 +55,7 @@ def test_the_system_prompt_of_the_run_stands_before_messages_without_one() -> No
 REFUSED = {
     "pairs.jsonl: no column 'rejected'": {"chosen": "a"},
     "row 0: chosen and rejected are equal": {"chosen": "a", "rejected": "a"},
-    "row 0: one of chosen and rejected is a text": {"chosen": "a", "rejected": [WRONG]},
+    "row 0: one of chosen and rejected is a string": {"chosen": "a", "rejected": [WRONG]},
     "row 0: column 'chosen' holds None": {"chosen": None, "rejected": "a"},
     "row 0: column 'rejected' holds ": {"chosen": [RIGHT], "rejected": [ASKED]},
     "row 0: column 'prompt' holds 3": {"prompt": 3, "chosen": "a", "rejected": "b"},
@@ -65,6 +65,6 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_a_row_that_is_no_preference_is_refused_by_file_and_row(message) -> None:
+def test_a_row_that_is_not_a_preference_is_refused_by_file_and_row(message) -> None:
     with pytest.raises(UserError, match=message):
         list(preferences([REFUSED[message]], "pairs.jsonl", "Be brief." if "system" in message else None))

@@ -60,7 +60,7 @@ def test_a_range_of_pass_rates_is_a_filter_with_both_ends(train, shards) -> None
     assert max(Counter(drawn).values()) <= 2, "each is used once before any is used again"
 
 
-def test_a_range_that_leaves_too_few_prompts_is_one_sentence(train, shards) -> None:
+def test_a_range_that_leaves_too_few_prompts_gives_a_one_line_error(train, shards) -> None:
     with pytest.raises(UserError) as refused:
         prompts_of_round(
             config_of({"pass_rate": [0.75, 0.875]}, generation_batch_size=48), train, 1, PassRateFiles(shards)

@@ -221,7 +221,7 @@ def test_a_value_of_a_generator_comes_back_as_pythons_own(name, monkeypatch) -> 
         ([{1}], "row 0: column 'extra' holds a set"),
         ([None, Path("/x")], "row 1: column 'extra' holds a PosixPath"),
         ([{"a": [1j]}], r"row 0: column 'extra.a\[\]' holds a complex"),
-        ([{1: "a"}], "row 0: column 'extra' has the key 1, which is not a text"),
+        ([{1: "a"}], "row 0: column 'extra' has the key 1, which is not a string"),
         ([1, "1"], r"row 1: column 'extra' holds text \('1'\) and a number in row 0"),
         ([[1, "a"]], r"row 0: column 'extra\[\]' holds text"),
         ([datetime.date(2024, 1, 2), datetime.datetime(2024, 1, 2)], "row 1: column 'extra' holds a time"),
@@ -237,7 +237,7 @@ def test_a_value_of_a_generator_that_is_not_plain_is_an_error_with_its_place(val
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({0: "a", "question": "b"}, "the row has the key 0, which is not a text; write it as one"),
+        ({0: "a", "question": "b"}, "the row has the key 0, which is not a string; put it into quotes"),
         ({"\ud800": "a"}, r"the row has half of a character \(\\ud800, a lone surrogate\) at position 0"),
     ],
 )
@@ -338,9 +338,9 @@ def dataset(**changes) -> Dataset:
         ({"user_prompt": "{question.x}"}, ROWS[0], "dataset.user_prompt does not fit the row"),
         ({"user_prompt": "{question:d}"}, ROWS[0], "dataset.user_prompt does not fit the row"),
         ({}, ROWS[0], r"no column 'prompt' \(dataset.prompt_column\); there are question, answer"),
-        ({}, {"prompt": 3}, "column 'prompt' holds 3; a prompt is a text, or a list of messages"),
+        ({}, {"prompt": 3}, "column 'prompt' holds 3; a prompt must be a string, or a list of messages"),
         ({}, {"prompt": [{"content": "a"}]}, "a list of messages with role"),
-        ({}, {"prompt": []}, "a prompt is a text"),
+        ({}, {"prompt": []}, "a prompt must be a string"),
     ],
 )
 def test_a_row_without_a_valid_prompt_is_an_error(changes, row, message) -> None:

@@ -116,7 +116,7 @@ def test_the_folder_loads_like_any_other_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("signs", ["+", "-"])
-def test_of_a_preference_one_solution_is_right_and_the_other_has_another_digit(signs: str) -> None:
+def test_one_solution_of_a_preference_is_right_and_the_other_has_a_different_digit(signs: str) -> None:
     rows, asked = preferences("train", 300, signs=signs), problems("train", 300, signs=signs)
     for row, problem in zip(rows, asked, strict=True):
         right, wrong = (re.findall("<think>(.*)</think>(.*)", row[name][0]["content"])[0] for name in SOLUTIONS)

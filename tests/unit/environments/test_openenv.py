@@ -105,7 +105,7 @@ def test_more_episodes_than_sessions_are_refused(url, monkeypatch) -> None:
         episode._socket.close()
 
 
-def test_what_is_no_server_of_openenv_is_a_sentence(tmp_path) -> None:
+def test_a_server_other_than_openenvs_gives_a_one_line_error(tmp_path) -> None:
     def refusal(argument: str) -> str:
         with pytest.raises(UserError) as error:
             openenv_server.environment(argument)

@@ -107,7 +107,7 @@ for call in [lambda row=row: asyncio.run(made().reset(**row)) for row in json.lo
 
 
 @pytest.mark.long
-def test_what_cannot_be_played_is_a_sentence(rows) -> None:
+def test_what_cannot_be_played_gives_a_one_line_error(rows) -> None:
     others = json.dumps([rows[0] | change for change in ROWS.values()])
     code = BOOT_BESIDE.partition("from {} import main")[0] + REFUSED
     command = [python_of("verifiers"), "-c", code, str(PACKAGE), TASKS.partition(":")[2], others, *REFUSALS]

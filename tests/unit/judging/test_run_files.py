@@ -1,13 +1,19 @@
 """Of a run that is trained again or goes on, nothing counts that the training before has left; files are read once."""
 
+import errno
+import os
+import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from synthetic_runs import SAMPLES, configuration, finish_run, metrics_of, train_again, write_config, write_log
 
 from rloo_pipeline.artifacts import files
-from rloo_pipeline.artifacts.files import read_json, write_json
+from rloo_pipeline.artifacts.files import TIMESTAMP, read_json, write_json
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging import run_files
+from rloo_pipeline.judging.diagnosis import STOPPED
 
 EVALUATION = {"num_generations": SAMPLES, "every": 4}
 
@@ -25,6 +31,19 @@ def test_rounds_and_evaluations_of_the_training_before_do_not_count(tmp_path: Pa
     assert shown(run) == (3, [0], False)
     train_again(run, 8)
     assert shown(run) == (8, [0], False), "before the first evaluation"
+
+
+def test_the_clock_of_the_node_that_wrote_policy_0_does_not_count(tmp_path: Path) -> None:
+    """Snakemake's clock gives the time of tables and, in a folder, of one file."""
+    run = finish_run(tmp_path / "run", configuration(rounds=2))
+    for file in ("assets/assets.json", "prompts/counts.json", "policies/00000/manifest.json"):
+        (run / file).parent.mkdir(parents=True, exist_ok=True)
+        for written, late in ((run / file, 30), ((run / file).with_name(TIMESTAMP), -30)):
+            written.touch()
+            os.utime(written, (time.time() + late,) * 2)
+    assert shown(run) == (2, [0, 2], True)
+    os.utime(run / "prompts" / TIMESTAMP)
+    assert shown(run)[0] == 0, "the prompts were made again"
 
 
 def test_the_evaluation_of_a_shorter_run_is_not_that_of_the_longer_one(tmp_path: Path) -> None:
@@ -68,6 +87,15 @@ def test_distance_and_benchmarks_of_another_policy_count_as_none(tmp_path: Path)
         write_json(folder / f"{part}.json", read_json(folder / f"{part}.json") | {"policy": "another"})
     evaluation = run_files.read_evaluation(run, "final")
     assert evaluation["distance"] is evaluation["harness"] is None
+
+
+def test_a_stop_is_not_missed_because_the_file_system_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_files.stopped_after(tmp_path) is None
+    write_json(tmp_path / STOPPED, {"round": 3})
+    assert run_files.stopped_after(tmp_path) == 3
+    monkeypatch.setattr(Path, "read_text", Mock(side_effect=OSError(errno.ESTALE, "Stale file handle")))
+    with pytest.raises(UserError, match=f"{STOPPED}: the file system failed"):
+        run_files.stopped_after(tmp_path)
 
 
 def test_files_of_rounds_are_read_again_only_after_they_have_changed(

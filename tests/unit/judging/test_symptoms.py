@@ -183,7 +183,7 @@ def test_a_short_run_that_ended_where_it_began_has_not_moved() -> None:
     ("length", "noise", "shift", "shows"),
     [(4096, 0.022, 0.0, False), (4096, 0.045, 0.0, False), (30, 0.3, 0.0, True), (30, 0.0, 0.15, True)],
 )
-def test_a_large_difference_of_long_completions_by_rounding_is_no_mismatch(length, noise, shift, shows) -> None:
+def test_a_large_difference_of_long_completions_by_rounding_is_not_a_mismatch(length, noise, shift, shows) -> None:
     """Rounding of bfloat16 over long completions is none; a sampler of another policy over short ones is."""
     import torch
 
@@ -206,7 +206,7 @@ def test_a_large_difference_of_long_completions_by_rounding_is_no_mismatch(lengt
         assert mismatch.effective_sample_size(gap.log_weight) < 0.5, "although whole completions differ a lot"
 
 
-def test_healthy_messages_about_memory_are_no_symptom(tmp_path) -> None:
+def test_healthy_messages_about_memory_are_not_a_symptom(tmp_path) -> None:
     """Engines also log their memory while all is well, and an old failure may lie far above a log's end."""
     run = write_run(tmp_path / "run", run_of())
     messages = (
@@ -247,7 +247,7 @@ def test_a_stage_after_rounds_or_outside_of_them_can_be_out_of_memory(tmp_path, 
     assert symptoms_of_latest(run) == [symptom]
 
 
-def test_logs_of_an_earlier_training_or_a_longer_run_or_a_worker_are_no_symptom(tmp_path) -> None:
+def test_logs_of_an_earlier_training_or_a_longer_run_or_a_worker_are_not_a_symptom(tmp_path) -> None:
     run = write_run(tmp_path / "run", run_of())
     logs = ("update/00040.log", "update/00012.log", "evaluate/00010.log", "evaluate/final.log")
     for name in logs:

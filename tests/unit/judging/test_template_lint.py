@@ -101,7 +101,7 @@ def test_templates_of_models_have_no_fault(name) -> None:
     ],
     ids=("role", "system prompt", "variable", "closed", "unopened", "thinking", "equal", "spelled", "answered"),
 )
-def test_each_fault_is_one_sentence(template, chats, keys, message) -> None:
+def test_each_fault_is_described_in_one_sentence(template, chats, keys, message) -> None:
     [found] = findings(template, *chats, **keys)
     assert re.search(message, found), found
 
@@ -115,6 +115,6 @@ def test_a_role_that_is_an_end_token_closes_no_answer() -> None:
     assert findings(PLAIN.replace("<|im_start|>assistant\n", "<|im_end|>\n"), *TWO) == []
 
 
-def test_a_variable_that_the_template_reads_is_no_fault() -> None:
+def test_a_variable_that_the_template_reads_is_not_a_fault() -> None:
     template = PLAIN + "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
     assert findings(template, *TWO, chat_template_kwargs={"enable_thinking": True}) == []

@@ -92,7 +92,7 @@ def test_the_headline_names_differences_beyond_sampling_and_claims_nothing_about
     assert f"Of 3 runs, {best['run']} ends best: {best['final']['accuracy']:.1%} of the answers to 60" in text
     assert f"{THIRD} (−" in text
     assert "by more than the sampling of these problems and answers explains; demo-grpo (" in text
-    assert "Training seeds were not varied: each run is one training, and another seed could order them" in text
+    assert "Training seeds were not varied: each run was trained once, and another seed could order them" in text
     assert "2 comparisons with demo-rloo, and their p-values are corrected for that many (Holm)" in text
     assert "more than chance" not in text
 
@@ -129,7 +129,7 @@ def test_a_difference_needs_a_corrected_p_of_at_most_5_percent(differences, expe
     text = comparison_page.headline({"runs": rows, "shared": {"seed": {"same": True}}})
     assert expected in text
     other = comparison_page.headline({"runs": rows, "shared": {"seed": {"same": False}}})
-    assert "Each run is one training with a seed of its own" in other
+    assert "Each run was trained once, with its own seed" in other
 
 
 def test_the_page_confirms_that_runs_share_everything(folders, tmp_path) -> None:
@@ -207,7 +207,7 @@ def test_accuracies_at_another_temperature_or_length_are_not_subtracted(pair, tm
     assert "some have another temperature or length in evaluations." in Reader(page).words
 
 
-def test_more_samples_are_no_other_sampling(pair, tmp_path) -> None:
+def test_more_samples_do_not_count_as_different_sampling(pair, tmp_path) -> None:
     evaluation = {"num_generations": 2 * SAMPLES}
     first, second = (finished.read(folder) for folder in pair)
     summary = first.summary | {"final": first.summary["final"] | {"num_generations": 2 * SAMPLES}}

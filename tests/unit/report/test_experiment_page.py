@@ -121,7 +121,7 @@ def test_the_page_says_which_rows_served_for_what(study, tmp_path) -> None:
     assert chosen["arm"] == "better"
     assert chosen["test"]["mean"]["value"] != pytest.approx(chosen["value"])
     assert f"{chosen['test']['mean']['value']:.1%} of its answers are right" in text
-    assert "the value on test is not for these trainings. For other seeds it still is" in text
+    assert "the value on test is not for these training runs. For other seeds it still is" in text
     assert "The arm with the highest mean is partly so by luck" in text
     assert f"problems {low:.1%} to {high:.1%}" in text
     assert "better, test & " in (folder / "experiment.tex").read_text(encoding="utf-8")
@@ -294,6 +294,6 @@ def test_a_run_that_a_gate_ended_is_marked(changed) -> None:
     assert "1 ended before the last planned round" in (changed / "experiment.tex").read_text(encoding="utf-8")
 
 
-def test_a_folder_without_an_experiment_is_one_sentence(tmp_path) -> None:
+def test_a_folder_without_an_experiment_gives_a_one_line_error(tmp_path) -> None:
     with pytest.raises(UserError, match=r"not the folder of an experiment"):
         experiment(tmp_path)

@@ -261,7 +261,7 @@ def test_what_the_training_before_has_left_of_a_job_is_not_its_output(tmp_path) 
     assert {stage.name: stage.done for stage in progress_of(run_files.read(run)).stages}["rollout"] == 7
 
 
-def test_what_an_engine_prints_is_no_action_of_the_stage(tmp_path) -> None:
+def test_what_an_engine_prints_is_not_an_action_of_the_stage(tmp_path) -> None:
     run = write_run(tmp_path / "run", 3)
     engine = "(EngineCore pid=7) INFO 11-23 [rloo_model.py:9] rloo: compiling\n" * 90
     write_log(run, "rollout/00004-000.log", engine)

@@ -63,7 +63,7 @@ def test_a_prompt_is_shortened_as_a_completion_is() -> None:
     assert _messages({"prompt": short, "decoded": "a column of the dataset"}) == short
 
 
-def test_of_more_messages_than_characters_none_is_shown_in_whole() -> None:
+def test_more_messages_than_characters_are_all_shortened() -> None:
     messages = [{"role": "assistant", "content": "xx"}] * (MAX_CHARACTERS // 2 + 1)
     assert not any("x" in turn.text for turn in turns_of({"messages": json.dumps(messages)}))
 
@@ -84,7 +84,7 @@ def test_half_of_the_groups_come_by_chance_and_the_others_show_rare_right_answer
     assert choose_groups(np.zeros((4, 2), dtype=bool), np.zeros((4, 2)), [2, 0, 3, 1], 6) == [0, 1, 2, 3]
 
 
-def test_of_a_large_group_the_rarer_kind_is_shown() -> None:
+def test_the_rarer_kind_of_a_large_group_is_shown() -> None:
     group = np.zeros(30, dtype=bool)
     group[[12, 29]] = True
     assert _rarer_first(group, 4) == [0, 1, 12, 29]

@@ -139,7 +139,7 @@ def test_a_busy_server_is_retried_and_a_refusal_raises_an_error_without_the_key(
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])
-def test_a_completion_that_alone_of_its_prompt_the_server_refuses_gets_0(status: int) -> None:
+def test_a_completion_gets_0_if_the_server_refuses_only_it_of_its_prompt(status: int) -> None:
     def refuse_long(request: Request, number: int) -> tuple[int, Any]:
         too_long = len(request.body["messages"][0]["content"]) > 1000
         return (status, {"error": {"message": "too long"}}) if too_long else saying("Score: 5")(request, number)

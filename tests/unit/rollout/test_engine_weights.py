@@ -71,7 +71,7 @@ def test_modules_that_no_layer_of_the_engine_takes_are_named() -> None:
     )
 
 
-def test_what_vllm_itself_refuses_is_a_sentence() -> None:
+def test_what_vllm_itself_refuses_gives_a_one_line_error() -> None:
     with pytest.raises(UserError, match="vLLM does not serve this adapter \\(expected target modules"):
         vllm_internals.load_adapter(engine(refuses="expected target modules"), REQUEST)
 

@@ -36,7 +36,7 @@ def job(folder: Path, key: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
 
-def test_of_two_jobs_the_second_waits_and_reads_what_the_first_has_compiled(tmp_path) -> None:
+def test_the_second_of_two_jobs_waits_and_reads_what_the_first_has_compiled(tmp_path) -> None:
     first = job(tmp_path / "cache", "model")
     assert first.stdout.readline() == "compiles\n"
     second, lines = job(tmp_path / "cache", "model"), []

@@ -99,7 +99,7 @@ def test_a_name_or_a_module_that_is_gone_is_a_change(monkeypatch) -> None:
     assert guard.changes("patchlib") == expected
 
 
-def test_of_the_installed_libraries_all_that_is_used_is_there() -> None:
+def test_the_installed_libraries_have_all_that_is_used() -> None:
     assert forks.call(changes_of_all) == ()
 
 

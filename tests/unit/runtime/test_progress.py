@@ -1,6 +1,7 @@
 """Work that takes long says what it is."""
 
 import threading
+from types import SimpleNamespace
 
 from rloo_pipeline.runtime import progress
 
@@ -22,3 +23,13 @@ def test_work_that_takes_long_is_named_and_short_work_is_not(monkeypatch) -> Non
     with progress.announcing("importing vLLM", tell):
         pass
     assert not spoken.is_set()
+
+
+def test_the_time_left_does_not_count_the_start_of_what_makes_the_items(monkeypatch, caplog) -> None:
+    times = iter((0.0, 17.0, 18.0, 37.0))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    counter = progress.Counter("templating", 101, None)
+    with caplog.at_level("INFO", "rloo"):
+        for _ in range(3):
+            counter.advance()
+    assert caplog.messages == ["templating: 1 of 101", "templating: 3 of 101, about 980 s left"]

@@ -5,7 +5,7 @@ import os
 import pytest
 from helpers import mini
 
-from rloo_pipeline.artifacts import assets, manifest
+from rloo_pipeline.artifacts import assets, manifest, tables
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.snakemake_ext import adoption, run_sources
@@ -22,10 +22,20 @@ def test_a_policy_that_was_lost_with_a_nodes_disk_is_left_to_the_next_call_and_a
     (policy / "model.safetensors").symlink_to(weights)
     manifest.write_manifest(policy, policy="00001")
     weights.unlink()
-    adoption.check_files(tmp_path, Config(**mini()))
+    adoption.check_files(tmp_path, Config(**mini()), set())
     weights.write_text("another")
     with pytest.raises(UserError, match=r"model\.safetensors was changed since it was written"):
-        adoption.check_files(tmp_path, Config(**mini()))
+        adoption.check_files(tmp_path, Config(**mini()), set())
+
+
+def test_tables_that_no_job_of_the_run_makes_any_more_are_left_alone(tmp_path) -> None:
+    """As the reference log-probs of earlier rollouts after `algorithm.beta` was set to 0."""
+    rollouts, reference = (tmp_path / "rounds" / "00001" / kind / "000.parquet" for kind in ("rollouts", "reference"))
+    tables.write(rollouts, [], tables.ROLLOUTS, "rollouts")
+    tables.write(reference, [], tables.REFERENCE, "reference", rollouts="others")
+    adoption.check_files(tmp_path, Config(**mini()), {rollouts})
+    with pytest.raises(UserError, match=r"reference/000\.parquet"):
+        adoption.check_files(tmp_path, Config(**mini()), {rollouts, reference})
 
 
 def test_a_model_that_was_copied_after_the_run_is_accepted_if_it_is_the_same(tmp_path) -> None:

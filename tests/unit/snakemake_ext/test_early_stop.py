@@ -1,10 +1,14 @@
 """A run that a gate has ended is finished by a second call of Snakemake, and a longer run is not overwritten."""
 
 import json
+import os
+import signal
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from helpers import mini
+from helpers import ROOT, has_ended, mini, wait_until
 
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.config import Config
@@ -33,6 +37,40 @@ def test_the_call_that_finishes_a_run_ends_it_where_the_gate_did(tmp_path, monke
     monkeypatch.setenv(FINISHES, "1")
     assert shortened(runs, tmp_path).first.rounds == 3
     assert shortened(runs, tmp_path / "another").first.rounds == 4
+
+
+SECOND_CALL = """
+import os, sys, time
+from pathlib import Path
+from types import SimpleNamespace
+from rloo_pipeline.snakemake_ext import early_stop
+
+early_stop.end_with_first(SimpleNamespace(main=True))
+Path(sys.argv[1]).with_suffix(".new").write_text(str(os.getpid()))
+Path(sys.argv[1]).with_suffix(".new").rename(sys.argv[1])
+time.sleep(60)
+"""
+
+
+def test_the_call_that_finishes_a_run_ends_with_the_one_that_started_it(tmp_path, monkeypatch) -> None:
+    """After kill -9 it would evaluate beside the next call, and each would drop what the other writes."""
+    write_json(tmp_path / "mini" / "stopped.json", {"round": 3})
+    file = tmp_path / "second"
+    monkeypatch.setattr(early_stop, "command", lambda _: [sys.executable, "-c", SECOND_CALL, str(file)])
+    monkeypatch.setattr(early_stop, "displays", lambda _: [])
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    call = SimpleNamespace(alone=True, config_copy=None, run_folder=lambda run: tmp_path / run)
+    call.runs = RunSet({"mini": Config(**mini(rounds=4))})
+    call.workflow = SimpleNamespace(dag_settings=SimpleNamespace(targets=[]))
+    if not (first := os.fork()):
+        early_stop.finish(call)
+        os._exit(0)
+    try:
+        wait_until(file.exists, 60)
+    finally:
+        os.kill(first, signal.SIGKILL)
+        os.waitpid(first, 0)
+    wait_until(lambda: has_ended(int(file.read_text())), 10)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -198,7 +199,7 @@ def test_a_failure_without_a_sentence_has_what_ended_its_process(tmp_path, capfd
     assert "RuleException" not in out
 
 
-def test_a_job_that_worked_the_second_time_is_no_failure(tmp_path, capfd) -> None:
+def test_a_job_that_worked_the_second_time_is_not_a_failure(tmp_path, capfd) -> None:
     call = Call(tmp_path / "results" / "mini")
     call.planned(1)
     call.job(3, "score")
@@ -335,12 +336,22 @@ def test_a_dry_run_says_why_on_standard_output(tmp_path, capfd) -> None:
 def test_a_log_of_an_earlier_attempt_is_not_quoted(tmp_path) -> None:
     log = tmp_path / "score.log"
     log.write_text("rloo score: error: an old one\n")
-    os.utime(log, (1000, 1000))
-    assert failures.message_of([str(log)], None, 0, since=2000) == "ended with an error; it wrote no log"
-    assert failures.message_of([str(log)], None, 0, since=500) == "an old one"
+    before = {str(log): failures.version_of(str(log))}
+    assert failures.message_of([str(log)], None, 0, before) == "ended with an error; it wrote no log"
+    assert failures.message_of([str(log)], None, 0, {}) == "an old one"
     log.write_text("half way\n")
-    killed = failures.message_of([str(log)], None, 137, since=0)
+    killed = failures.message_of([str(log)], None, 137, before)
     assert killed == "killed by SIGKILL; the last line of its log is: half way"
+
+
+def test_a_log_from_a_node_whose_clock_is_late_is_quoted(tmp_path, capfd) -> None:
+    call, log = Call(tmp_path), tmp_path / "score.log"
+    call.job(1, "score", log, round="00001", shard="000")
+    log.write_text("rloo score: error: a sentence\n")
+    os.utime(log, (time.time() - 30,) * 2)
+    call.failed(1, "score", log)
+    call.handler.close()
+    assert "failed: score, round 1, shard 0: a sentence" in capfd.readouterr().err
 
 
 def test_a_job_that_could_not_write_its_log_names_the_full_disk(tmp_path, monkeypatch) -> None:
@@ -349,7 +360,7 @@ def test_a_job_that_could_not_write_its_log_names_the_full_disk(tmp_path, monkey
     log = tmp_path / "00001.log"
     for text in ("", "loads the mod"):
         log.write_text(text)
-        assert failures.message_of([str(log)], None, 120, since=0).startswith(f"no space left in {tmp_path}: free some")
+        assert failures.message_of([str(log)], None, 120, {}).startswith(f"no space left in {tmp_path}: free some")
 
 
 FILES = {
@@ -363,7 +374,7 @@ FILES = {
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("program", ["/usr/bin/snakemake", "/lib/snakemake/__main__.py"])
-def test_a_wrong_file_of_configfile_is_a_sentence(name, program, tmp_path) -> None:
+def test_a_wrong_file_of_configfile_gives_a_one_line_error(name, program, tmp_path) -> None:
     text, sentence = FILES[name]
     file = tmp_path / "my.yaml"
     if text is not None:
@@ -377,7 +388,7 @@ def test_a_wrong_file_of_configfile_is_a_sentence(name, program, tmp_path) -> No
 
 
 @pytest.mark.parametrize("folder", ["", "elsewhere"])
-def test_a_wrong_file_of_a_project_is_a_sentence_too(folder, tmp_path, monkeypatch) -> None:
+def test_a_wrong_file_of_a_project_gives_a_one_line_error_too(folder, tmp_path, monkeypatch) -> None:
     """config/config.yaml, which a project's Snakefile reads where no file is named."""
     monkeypatch.chdir(tmp_path)
     argv = ["snakemake", "--cores", "1", *(["--directory", folder] if folder else [])]
@@ -391,7 +402,7 @@ def test_a_wrong_file_of_a_project_is_a_sentence_too(folder, tmp_path, monkeypat
     configfiles.check([*argv, "--configfile", "mine.yaml"])
 
 
-def test_a_key_of_a_section_is_a_sentence_and_not_a_traceback() -> None:
+def test_a_key_of_a_section_gives_a_one_line_error_and_not_a_traceback() -> None:
     with pytest.raises(CliException, match=r"write a key of a section as --config 'update=\{lr: 1\}'"):
         configfiles.check(["snakemake", "-n", "--config", "rounds=2", "update.lr=1"])
 
@@ -429,7 +440,7 @@ def test_a_module_with_a_part_of_the_configuration_gets_no_value_of_the_whole() 
     assert config == {"rounds": 3}
 
 
-def test_a_wrong_json_file_is_a_sentence(tmp_path) -> None:
+def test_a_wrong_json_file_gives_a_one_line_error(tmp_path) -> None:
     file = tmp_path / "my.json"
     file.write_text('{\n"a": 1,}')
     with pytest.raises(CliException, match=r"my\.json, line 2: not valid JSON"):

@@ -25,7 +25,7 @@ def job(rule: str, number: int = 1) -> Any:
     )
 
 
-def test_of_a_dry_runs_jobs_the_first_of_each_rule_is_reported_in_full(monkeypatch) -> None:
+def test_a_dry_run_reports_the_first_job_of_each_rule_in_full(monkeypatch) -> None:
     full: list[int] = []
 
     def log_info(self: Any, indent: bool = False, printshellcmd: bool = True) -> None:

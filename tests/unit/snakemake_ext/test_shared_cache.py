@@ -1,10 +1,12 @@
 """Snakemake's cache between workflows, as several runs use it."""
 
 import asyncio
+import errno
 import shutil
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import snakemake.api  # noqa: F401 - before its modules
@@ -13,6 +15,7 @@ from snakemake.caching.local import OutputFileCache
 from snakemake.exceptions import CacheMissException
 
 from rloo_pipeline.artifacts import manifest, tables
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.snakemake_ext import shared_cache
 
 RUNS = 3
@@ -90,6 +93,17 @@ def test_a_damaged_entry_is_made_again(cache, tmp_path) -> None:
         asyncio.run(cache.store(job(again)))
         for output in (first, second, again):
             manifest.verify_manifest(output)
+
+
+def test_an_entry_stays_when_the_file_system_fails(cache, tmp_path, monkeypatch) -> None:
+    first = tmp_path / "first" / "made"
+    write_folder(first)
+    asyncio.run(cache.store(job(first)))
+    monkeypatch.setattr(manifest, "digest", Mock(side_effect=OSError(errno.ESTALE, "Stale file handle")))
+    with pytest.raises(UserError, match="cache/key: the file system failed"):
+        asyncio.run(cache.fetch(job(tmp_path / "second" / "made")))
+    monkeypatch.undo()
+    manifest.verify_manifest(first)
 
 
 def test_an_entry_that_is_damaged_when_another_is_stored_is_replaced(cache, tmp_path) -> None:

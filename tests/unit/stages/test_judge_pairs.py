@@ -106,6 +106,6 @@ def test_a_judge_that_can_judge_no_pair_is_an_error(judged) -> None:
         judged("refused")
 
 
-def test_a_reward_function_that_compares_nothing_is_no_judge(judged) -> None:
+def test_a_reward_function_that_compares_nothing_is_not_a_judge(judged) -> None:
     with pytest.raises(UserError, match=r"has no parameter 'other_completions', so it compares nothing"):
         judged("alone")

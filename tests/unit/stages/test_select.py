@@ -43,7 +43,7 @@ def test_each_run_has_its_best_round_and_the_arm_is_best_on_average(tmp_path) ->
     assert (one.policy, one.digest) == (tmp_path / "b/1/policies/00003", "1 final")
 
 
-def test_of_equal_ones_the_first_is_chosen_and_the_others_are_named(tmp_path) -> None:
+def test_the_first_of_several_equal_ones_is_chosen_and_the_others_are_named(tmp_path) -> None:
     """0.1 + 0.2 + 0.3 and 0.3 + 0.2 + 0.1 differ in the last digit."""
     shares = (0.1, 0.2, 0.3)
     runs = {f"{arm}/{seed}": (0.0, shares[place], shares[place]) for arm, places in (("b", (2, 1, 0)), ("a", (0, 1, 2)))

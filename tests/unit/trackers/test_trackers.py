@@ -223,7 +223,7 @@ def test_rounds_older_than_the_one_before_are_not_sent(tmp_path) -> None:
     assert run_files.in_order_of_time(tmp_path, 4, 8) == 5
 
 
-def test_a_missing_library_is_one_sentence() -> None:
+def test_a_missing_library_gives_a_one_line_error() -> None:
     trackers.require(["wandb", "mlflow"])
     with pytest.raises(UserError, match="report_to: this environment has no no_such_library; run `make setup`"):
         trackers.require(["mlflow", "no_such_library"])
@@ -257,7 +257,7 @@ def test_a_run_without_tracker_or_round_is_an_error(tmp_path) -> None:
 
 
 def test_a_tracker_is_its_name_among_the_keys_and_its_module() -> None:
-    assert trackers.TRACKERS == ["wandb", "mlflow"]
+    assert {"wandb", "mlflow"} <= set(trackers.TRACKERS)
     for name in trackers.TRACKERS:
         assert trackers.sender(name).__doc__
 

@@ -417,7 +417,7 @@ def test_a_last_token_of_a_tool_enters_nowhere(logps) -> None:
     assert torch.equal(results[0][1], results[1][1])
 
 
-def test_a_mask_of_all_true_is_no_mask_bit_for_bit() -> None:
+def test_a_mask_of_all_true_equals_no_mask_bit_for_bit() -> None:
     prompts, completions, *_ = sequences()
     masks = [[True] * len(ids) for ids in completions]
     module = TokenLogProbs(model(), TEMPERATURE)

@@ -80,7 +80,7 @@ def test_the_file_is_named(tmp_path) -> None:
         check_run(Config(**mini()), Policy(tmp_path))
 
 
-def test_an_adapter_beside_a_config_json_is_no_model(tmp_path) -> None:
+def test_an_adapter_beside_a_config_json_is_not_a_model(tmp_path) -> None:
     """An update would train the base alone, as if the adapter were not there."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     check_run(Config(**mini()), Policy(tmp_path))

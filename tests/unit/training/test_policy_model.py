@@ -243,3 +243,9 @@ def test_a_full_disk_is_not_told_as_a_fault_of_the_model(error, tiny_model, monk
     with pytest.raises(OSError, match="No ") as raised:
         plain_model.from_pretrained(Policy(tiny_model), "float32")
     assert "no space left" in explain(raised.value)
+
+
+def test_a_failed_file_system_is_not_told_as_a_fault_of_the_model(tiny_model, monkeypatch) -> None:
+    monkeypatch.setattr(plain_model, "auto_class", mock.Mock(side_effect=OSError(errno.ESTALE, "Stale file handle")))
+    with pytest.raises(UserError, match=f"^{tiny_model}: the file system failed"):
+        plain_model.from_pretrained(Policy(tiny_model), "float32")

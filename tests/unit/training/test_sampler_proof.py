@@ -98,7 +98,7 @@ def test_the_sentence_names_difference_bound_and_likely_cause(tmp_path, name, ad
         assert part in str(error.value)
 
 
-def test_a_difference_within_its_errors_of_the_bound_is_no_alarm(tmp_path) -> None:
+def test_a_difference_within_its_errors_of_the_bound_raises_no_alarm(tmp_path) -> None:
     (tmp_path / "00000").mkdir()
     require(SamplerDifference(0.045, 0.002, 100), tmp_path / "00000", Bound(0.04, ""))
     with pytest.raises(UserError):

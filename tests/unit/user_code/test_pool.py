@@ -58,6 +58,8 @@ def test_errors_are_answers_as_in_trl(shared_pool) -> None:
     [answer] = answers(shared_pool)
     assert answer.texts == (str({"error": "Game over."}), "Ann is number 1")
     assert answer.errors == (True, False)
+    shared_pool.call(1, [("act", {"code": "raise asyncio.CancelledError('closed')"})])
+    assert answers(shared_pool)[0].texts == (str({"error": "closed"}),)
     finished(shared_pool, 1)
 
 

@@ -83,6 +83,23 @@ def test_an_async_function_whose_task_fails_or_that_is_cancelled_says_why(tmp_pa
         score(Reward(function=f"{file}:mine"), RewardBatch(["a"], ["a"], None, {}))
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("import asyncio; raise asyncio.CancelledError", r"raised CancelledError: \(mine\.py, line 4\)"),
+        ("while True: os.open('/dev/null', 0)", r"raised OSError: .* Too many open files: '/dev/null' \(mine\.py"),
+    ],
+)
+def test_a_function_that_is_cancelled_or_has_no_file_descriptor_left_says_why(tmp_path, body, message) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import os, resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+        f"def mine(completions):\n    {body}\n"
+    )
+    with pytest.raises(UserError, match=rf"'mine' .* {message}"):
+        score(Reward(function=f"{file}:mine"), RewardBatch(["a"], ["a"], None, {}))
+
+
 @pytest.mark.parametrize("place", ["2", "-1", "'a'"])
 def test_a_reason_for_a_place_that_the_call_has_not_is_an_error(tmp_path, place) -> None:
     file = tmp_path / "mine.py"

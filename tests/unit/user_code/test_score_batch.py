@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import psutil
@@ -13,10 +14,11 @@ from helpers import ROOT, has_ended, score, wait_until
 
 from rloo_pipeline.config import Reward
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.user_code.dispatch import score_all
+from rloo_pipeline.user_code import dispatch
+from rloo_pipeline.user_code.dispatch import WorkerPools, score_all
 from rloo_pipeline.user_code.messages import CallBatch, TimedCall
 from rloo_pipeline.user_code.score_batch import FunctionScores, RewardBatch
-from rloo_pipeline.user_code.worker_process import WorkerProcess
+from rloo_pipeline.user_code.worker_process import WorkerProcess, adopt_orphans, end_orphans, reap_group
 
 FUNCTIONS = """
 import asyncio, inspect, os, re, signal, time
@@ -306,6 +308,65 @@ def test_a_call_of_the_batch_before_is_not_taken_for_one_of_this_batch(file) -> 
         assert worker.began() == {}
     finally:
         worker.kill()
+
+
+def test_a_worker_that_dies_between_two_calls_fails_none_of_them(tmp_path) -> None:
+    file, ringing = tmp_path / "mine.py", tmp_path / "ringing"
+    file.write_text(f"""
+import pathlib, signal
+def ring(*_):
+    raise TimeoutError
+def mine(completions):
+    if "0" in completions and not pathlib.Path("{ringing}").exists():
+        pathlib.Path("{ringing}").touch()
+        signal.signal(signal.SIGALRM, ring)
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+    return [float(text) for text in completions]
+""")
+    with WorkerPools([Reward(function=f"{file}:mine")], 1) as pools:
+        pools.score(batch(2), [1, 1], more=True)
+        [worker] = pools.started[0]
+        wait_until(lambda: worker.process.poll() is not None)
+        [result] = pools.score(batch(2), [1, 1])
+    assert result.scores == [0.0, 1.0]
+
+
+def test_workers_that_do_not_exit_are_waited_for_together(tmp_path, monkeypatch) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(1e6,)).start()\n"
+        "def mine(completions):\n    return [1.0] * len(completions)\n"
+    )
+    monkeypatch.setattr(dispatch, "EXIT_SECONDS", 1.0)
+    with WorkerPools([Reward(function=f"{file}:mine")], 8) as pools:
+        for worker in pools.started[0]:
+            wait([worker.reader.file])
+        pools.score(batch(1), [1])
+        began = time.monotonic()
+    assert time.monotonic() - began < 8
+
+
+def test_a_child_that_has_exited_is_an_orphan_too() -> None:
+    others = adopt_orphans()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        os._exit(0)
+    wait_until(lambda: psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
+    end_orphans(others)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(child, os.WNOHANG)
+
+
+def test_a_process_that_must_not_be_killed_is_not_waited_for(monkeypatch) -> None:
+    def refuse(*_: int) -> None:
+        raise PermissionError
+
+    with subprocess.Popen(["sleep", "20"], start_new_session=True) as process:
+        monkeypatch.setattr(os, "killpg", refuse)
+        reap_group(process.pid)
+        assert process.poll() is None
+        process.kill()
 
 
 def test_workers_die_with_a_parent_that_is_killed(file, tmp_path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers import mini
 
-from rloo_pipeline.before_run import places
+from rloo_pipeline.before_run import node_checks
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import scratch
@@ -47,7 +47,7 @@ def test_a_folder_for_temporary_files_in_memory_is_refused_where_no_other_is_nam
     monkeypatch.setattr(nvme, "MOUNTS", tmp_path / "mountinfo")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     settings = Config(**mini(deepspeed={"zero_stage": 3, "offload": {"optimizer": "nvme"}}))
-    (finding,) = places.machine(settings)
+    (finding,) = node_checks.machine(settings)
     assert nvme.disk(str(tmp_path)) == tmp_path
     assert finding.ok == (file_system == "ext4")
     if not finding.ok:

@@ -1,4 +1,4 @@
-"""Checks a node's folders: bind mounts, caches, model and data, free space and quota."""
+"""Checks a node: bind mounts, caches, model and data, free space and quota, number format."""
 
 from __future__ import annotations
 

@@ -1,0 +1,181 @@
+"""Options of a command line, and TRL's own commands, such as `trl grpo --config grpo.yaml`, as scripts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rloo_pipeline.commands.trl_tables import REWARDS
+from rloo_pipeline.config.section import JSON
+from rloo_pipeline.errors import UserError
+
+MODULE = re.compile(r"(?:.*/)?trl[./]scripts[./](rloo|grpo)(?:\.py)?")
+LAUNCH = re.compile(r"--(num_processes|config_file)[ =](\S+)")
+"""Options of `accelerate launch`, whose processes multiply the batch."""
+PROCESSES = 8
+"""Number of processes in TRL's own configurations of accelerate, such as `zero2`."""
+OVERLONG = "get_soft_overlong_punishment"
+SCRIPT = """
+{imports}
+from datasets import concatenate_datasets, load_dataset
+from trl import {kind}Config, {kind}Trainer, ModelConfig, TrlParser, get_peft_config, get_quantization_config
+
+training_args, model_args = TrlParser(({kind}Config, ModelConfig)).parse_args_and_config()
+training_args.model_init_kwargs = dict(
+    revision=model_args.model_revision, dtype=model_args.dtype, **{model_init_kwargs}
+)
+{data}
+trainer = {kind}Trainer(
+    model=model_args.model_name_or_path,
+    reward_funcs=[{rewards}],
+    args=training_args,
+    train_dataset=dataset[{train!r}],
+    eval_dataset={held_out},
+    quantization_config=get_quantization_config(model_args),
+    peft_config=get_peft_config(model_args),
+)
+trainer.train()
+"""
+"""As trl/scripts/rloo.py and grpo.py do."""
+
+
+def split(words: list[str]) -> tuple[str, list[str]] | None:
+    """The trainer's kind and the options of a TRL command, which accelerate may launch; None for a script.
+
+    Raises:
+        UserError: the command does not train with RLOO or GRPO.
+    """
+    if words[0] == "trl":
+        if words[1:2] not in (["rloo"], ["grpo"]):
+            raise UserError(f"--from-trl '{' '.join(words[:2])}': only the commands trl rloo and trl grpo can be read")
+        return words[1].upper(), words[2:]
+    for place, word in enumerate(words):
+        if found := MODULE.fullmatch(word):
+            launched = LAUNCH.findall(" ".join(words[:place]))
+            return found[1].upper(), [*(f"--{name}={value}" for name, value in launched), *words[place + 1 :]]
+    return None
+
+
+def script(kind: str, options: JSON) -> str:
+    """The source of the script that a TRL command stands for.
+
+    Args:
+        kind: `RLOO` or `GRPO`.
+        options: those of the command and of its file. Those that are written into the source are removed.
+
+    Raises:
+        UserError: the options name no data or an unknown reward function.
+    """
+    rewards, imports = _rewards(options)
+    if (launch := options.get("config_file") or options.get("accelerate_config")) and "num_processes" not in options:
+        is_file = Path(str(launch)).is_file()
+        options["num_processes"] = _mapping(str(launch)).get("num_processes") if is_file else PROCESSES
+    has_eval = options.get("eval_strategy", "no") not in ("no", False)
+    mixture = options.pop("datasets", None)
+    train, held_out = (options.pop(f"dataset_{part}_split", part) for part in ("train", "test"))
+    name, config = options.pop("dataset_name", None), options.pop("dataset_config", None)
+    if mixture:
+        (train, held_out), has_eval = ("train", "test"), has_eval and "test_split_size" in options
+        data = _mixture(mixture, options.pop("test_split_size", None))
+    elif name:
+        data = f"dataset = load_dataset({name!r}{f', {config!r}' if config else ''})"
+    else:
+        raise UserError(f"trl {kind.lower()}: give the option dataset_name, or datasets in its file")
+    return SCRIPT.format(
+        kind=kind,
+        imports=imports,
+        data=data,
+        rewards=rewards,
+        model_init_kwargs=options.pop("model_init_kwargs", None) or {},
+        train=train,
+        held_out=f"dataset[{held_out!r}]" if has_eval else None,
+    )
+
+
+def _rewards(options: JSON) -> tuple[str, str]:
+    """The elements of `reward_funcs`, and the lines that import them."""
+    names = options.pop("reward_funcs", None) or []
+    model = options.pop("reward_model_name_or_path", None)
+    elements, imports = [repr(model)] if model else [], []
+    for name in [names] if isinstance(names, str) else names:
+        module, _, function = name.rpartition(".")
+        if not module and name not in (*REWARDS, OVERLONG):
+            raise UserError(f"reward_funcs {name}: there are {', '.join((*REWARDS, OVERLONG))} and MODULE.FUNCTION")
+        imports.append(f"from {module or 'trl.rewards'} import {function}")
+        elements.append(f"{name}(1280, 256)" if name == OVERLONG else function)
+    return ", ".join(elements), "\n".join(imports)
+
+
+def _mixture(parts: Sequence[JSON], test_size: float | None) -> str:
+    """The lines that load a mixture, as `trl.get_dataset` does."""
+    loaded = []
+    for part in parts:
+        given = {"split": "train"} | {key: value for key, value in part.items() if value is not None}
+        columns, _ = given.pop("columns", None), given.pop("fraction", None)
+        arguments = ", ".join(f"{key}={value!r}" for key, value in given.items())
+        loaded.append(f"load_dataset({arguments}){f'.select_columns({columns!r})' if columns else ''}")
+    lines = [f"parts = [{', '.join(loaded)}]"]
+    if fractions := [part["fraction"] for part in parts if part.get("fraction") is not None]:
+        lines += [
+            f"shares = {[fraction / sum(fractions) for fraction in fractions]}",
+            "total = min(len(part) / share for part, share in zip(parts, shares) if share > 0)",
+            "parts = [part.select(range(round(share * total))) for part, share in zip(parts, shares)]",
+        ]
+    whole = "concatenate_datasets(parts)"
+    split_ = f"{whole}.train_test_split(test_size={test_size})" if test_size is not None else f"dict(train={whole})"
+    return "\n".join([*lines, f"dataset = {split_}"])
+
+
+def option_values(words: Sequence[str]) -> dict[str, Any]:
+    """Parses `--max_steps 400 --use_vllm` into {max_steps: 400, use_vllm: True}. Options override the file of
+    `--config`.
+
+    Raises:
+        UserError: a word does not belong to an option, or the file cannot be read.
+    """
+    found: dict[str, Any] = {}
+    name = None
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            name = name.replace("-", "_")
+            found[name] = _number(value) if equals else True
+        elif name is None:
+            raise UserError(f"--from-trl: '{word}' does not belong to an option; write the options as for the script")
+        elif found[name] is True:
+            found[name] = _number(word)
+        else:
+            found[name] = [*(found[name] if isinstance(found[name], list) else [found[name]]), _number(word)]
+    if file := found.pop("config", None):
+        options = _mapping(str(file))
+        # YAML reads 1e-6 as text
+        is_number = re.compile(r"[-+]?\d+[eE][-+]?\d+").fullmatch
+        found = {key: float(value) if is_number(str(value)) else value for key, value in options.items()} | found
+    return found
+
+
+def _number(word: str) -> Any:
+    """Parses a word of a command line as a number, boolean, dictionary or string."""
+    for convert in (json.loads, float):
+        try:
+            return convert(word)
+        except ValueError:
+            continue
+    return {"true": True, "false": False}.get(word.lower(), word)
+
+
+def _mapping(file: str) -> JSON:
+    """The content of a YAML file.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        return dict(yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {})
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"--from-trl: --config {file} cannot be read ({error})") from error

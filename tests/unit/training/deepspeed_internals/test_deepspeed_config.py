@@ -1,0 +1,23 @@
+"""What replaces DeepSpeed's own writing of a trainer state."""
+
+import errno
+
+import pytest
+import torch
+
+from rloo_pipeline.training.deepspeed_internals import deepspeed_config
+
+
+@pytest.mark.parametrize("failing", [1, 3, 6])
+def test_the_error_of_a_write_is_raised_and_not_what_torch_makes_of_it(tmp_path, monkeypatch, failing) -> None:
+    """A quota is reached here, which the free space of the disk does not show."""
+    write, calls = deepspeed_config.DigestedFile.write, iter(range(1, 100))
+
+    def write_until_full(file: deepspeed_config.DigestedFile, content: object) -> int:
+        if next(calls) == failing:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        return write(file, content)
+
+    monkeypatch.setattr(deepspeed_config.DigestedFile, "write", write_until_full)
+    with pytest.raises(OSError, match="Disk quota exceeded"):
+        deepspeed_config.save_reproducibly({"weights": torch.ones(1000)}, tmp_path / "state.pt")
