@@ -94,6 +94,8 @@ def explain(error: BaseException) -> str:
         return "interrupted; run the same command again to continue"
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "out of memory: give the job more memory, or end other processes on its machine or GPU"
+    if isinstance(error, ModuleNotFoundError):
+        return f"{error.name} is not installed here; use the environment of `make setup`, or `apptainer run IMAGE …`"
     return f"unexpected {type(error).__name__}: {one_line(error, 300)}"
 
 

@@ -45,9 +45,13 @@ def install(workflow: Any, runs: RunSet) -> tuple[RunSet, Controller]:
 
 @contextmanager
 def _file_errors_explained() -> Iterator[None]:
-    """Turns a write error, for example if results/ is read-only, into one sentence."""
+    """Turns a write error, for example if results/ is read-only, and a package that the light controller lacks into one
+    sentence.
+    """
     try:
         yield
+    except ModuleNotFoundError as error:
+        raise UserError(explain(error)) from None
     except OSError as error:
         if error.errno not in OF_FILES:
             raise

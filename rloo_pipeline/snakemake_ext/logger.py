@@ -10,6 +10,7 @@ output. So do jobs, since Snakemake loads no logger plugin in them.
 """
 
 import logging
+import os
 import re
 import sys
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.settings import LogHandlerSettingsBase
 
+from rloo_pipeline.runtime import caches
 from rloo_pipeline.snakemake_ext import configfiles, failures
 
 if TYPE_CHECKING:
@@ -66,12 +68,15 @@ class LogHandler(LogHandlerBase):
     writes_to_file = has_filter = has_formatter = needs_rulegraph = False
 
     def __post_init__(self) -> None:
-        """Checks the files of `--configfile`, since Snakemake reads them next.
+        """Checks the files of `--configfile`, since Snakemake reads them next, and gives it a cache folder that it can
+        write to; without one it ends with a traceback.
 
         Raises:
-            CliException: one is missing or broken.
+            CliException: a file is missing or broken.
         """
         configfiles.check()
+        if configfiles.is_snakemake(sys.argv[0]):
+            os.environ.update(caches.for_snakemake())
         settings = self.common_settings
         plain = isinstance(self.settings, LogHandlerSettings) and self.settings.plain
         self.display: RunDisplay | None = None

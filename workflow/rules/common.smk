@@ -181,10 +181,7 @@ def scoring_memory(wildcards, attempt):
 
 
 onstart:
-    try:
-        CONTROLLER.start()
-    except UserError as error:
-        raise WorkflowError(str(error)) from None
+    snakemake_ext.start()
 
 
 onerror:

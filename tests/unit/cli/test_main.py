@@ -88,6 +88,13 @@ def test_a_limit_on_open_files_gives_a_one_line_error_whoever_meets_it() -> None
         assert explain(error) == "over the limit on open files; raise it (`ulimit -n 4096`)"
 
 
+def test_a_package_that_the_light_controller_lacks_gives_a_one_line_error() -> None:
+    missing = ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow")
+    assert explain(missing).startswith("pyarrow is not installed here; use the environment of `make setup`")
+    with pytest.raises(UserError, match="pyarrow is not installed here"), snakemake_ext._file_errors_explained():
+        raise missing
+
+
 def test_a_read_only_results_folder_gives_a_one_line_error() -> None:
     denied = OSError(errno.EROFS, "Read-only file system", "results/mine")
     sentence = r"^results/mine: Read-only file system; change its permissions"

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from snakemake_interface_logger_plugins.tests import MockOutputSettings, TestLog
 from rloo_pipeline import errors
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.config import Config
+from rloo_pipeline.runtime import scratch
 from rloo_pipeline.snakemake_ext import configfiles, dag_messages, dry_run, failures, lost_metadata
 from rloo_pipeline.snakemake_ext.dry_run import PlannedJob
 from rloo_pipeline.snakemake_ext.logger import LogHandler, LogHandlerSettings
@@ -252,6 +254,14 @@ def test_the_display_ends_before_the_call_that_finishes_a_stopped_run(tmp_path, 
     capfd.readouterr()
     call.handler.close()
     assert capfd.readouterr().err == ""
+
+
+def test_snakemake_gets_a_cache_that_it_can_write_to(tmp_path, monkeypatch) -> None:
+    """It ends with a traceback else, as where HOME is over quota."""
+    monkeypatch.setattr(sys, "argv", ["snakemake", "-n"])
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+    Call(tmp_path)
+    assert os.environ["XDG_CACHE_HOME"].startswith(str(scratch.user_folder()))
 
 
 @pytest.mark.parametrize("settings", [{"plain": True}, {"verbose": True}, {"quiet": {"rules"}}, {"debug_dag": True}])
