@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -31,3 +32,10 @@ def test_an_environment_of_another_folder_is_not_made_anew_through_a_link(tmp_pa
     assert ".venv is a link to the environment of another folder: remove the link" in set_up(here)
     (shared / ".setup").write_text(state.format(here))
     assert "PYTHON=/no/python is no Python" in set_up(here)
+
+
+def test_a_wheel_asks_for_what_the_pinned_lists_have() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    lines = (ROOT / "requirements" / "stages.in").read_text().splitlines()
+    ours = {line for line in lines if line[0].isalpha()} - {"six"}  # which vLLM's wheel asks for
+    assert {each for each in extras["stages"] if not each.startswith("torch==")} == ours
