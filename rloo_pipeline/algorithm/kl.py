@@ -5,11 +5,14 @@ The estimates k1, k2 and k3 are those of Schulman, "Approximating KL divergence"
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rloo_pipeline.config.corrections import KlEstimator
+if TYPE_CHECKING:
+    from rloo_pipeline.config.corrections import KlEstimator
 
 
 def k1(logps: Float[Tensor, "*shape"], reference_logps: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -24,13 +24,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rloo_pipeline.config.algorithm import Clip, LossAggMode, RatioLevel
+if TYPE_CHECKING:
+    from rloo_pipeline.config.algorithm import Clip, LossAggMode, RatioLevel
+
 
 OwnLoss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """A user's loss: logps, old_logps, advantages and mask, all [completions, tokens] → the loss of each token. Completions

@@ -19,15 +19,17 @@ judges, before any truncation (verl's rollout_is together with rollout_rs).
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rloo_pipeline.algorithm.loss import MAX_LOG_RATIO, log_ratio
-from rloo_pipeline.config.algorithm import RatioLevel
-from rloo_pipeline.config.corrections import Correction
+
+if TYPE_CHECKING:
+    from rloo_pipeline.config.algorithm import RatioLevel
+    from rloo_pipeline.config.corrections import Correction
 
 BAND = (0.5, 2.0)
 """Token weights that rounding can explain; a weight outside this band has a different cause."""

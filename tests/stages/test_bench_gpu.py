@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -73,6 +74,10 @@ def without(tmp_path) -> dict[str, str]:
 
 def test_the_script_starts_without_the_libraries_of_single_sides(without) -> None:
     succeeded(subprocess.run([sys.executable, SCRIPT, "--help"], env=os.environ | without, capture_output=True))
+    of_deepspeed = {"rloo_pipeline.training.engine", "rloo_pipeline.config.section"}
+    modules = {*re.findall(r"from (rloo_pipeline\S+) import", SCRIPT.read_text())} - of_deepspeed
+    code = f"import {', '.join(modules)}"
+    succeeded(subprocess.run([sys.executable, "-c", code], env=os.environ | without, capture_output=True))
 
 
 @pytest.mark.slow
