@@ -94,7 +94,7 @@ def explain(error: BaseException) -> str:
         return "interrupted; run the same command again to continue"
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "out of memory: give the job more memory, or end other processes on its machine or GPU"
-    if isinstance(error, ModuleNotFoundError):
+    if isinstance(error, ModuleNotFoundError) and error.name:  # transformers raises some without a name
         return f"{error.name} is not installed here; use the environment of `make setup`, or `apptainer run IMAGE …`"
     return f"unexpected {type(error).__name__}: {one_line(error, 300)}"
 
@@ -137,6 +137,13 @@ def raise_disk_error(error: BaseException, place: Path) -> None:
         raise UserError(_file_system_failed(getattr(error, "filename", None) or place, failure)) from error
 
 
+def raise_unless_missing(error: BaseException, place: Path) -> None:
+    """As `raise_disk_error`, and also for every other error of the system but a missing file."""
+    raise_disk_error(error, place)
+    if isinstance(error, OSError) and error.errno and not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise UserError(f"{os.fsdecode(error.filename or place)}: {error.strerror}") from error
+
+
 NEARLY_FULL = 1 << 16
 """Free bytes below which a disk counts as full."""
 
@@ -165,7 +172,8 @@ def _failure_of_file_system(error: BaseException) -> str | None:
     """The text of an error of the file system; None for other errors. safetensors raises its own exceptions."""
     if isinstance(error, OSError) and error.errno:
         return error.strerror if error.errno in OF_FILE_SYSTEM else None
-    return next((text for text in map(os.strerror, (errno.EIO, errno.ESTALE)) if text in str(error)), None)
+    codes = (errno.EIO, errno.ESTALE)
+    return next((os.strerror(code) for code in codes if f"{os.strerror(code)} (os error {code})" in str(error)), None)
 
 
 def _file_system_failed(file: str | bytes | Path, failure: str) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.artifacts.files import SEAL
 from rloo_pipeline.artifacts.manifest import MANIFEST
-from rloo_pipeline.errors import UserError, one_line, raise_disk_error
+from rloo_pipeline.errors import UserError, one_line, raise_unless_missing
 from rloo_pipeline.runtime.reproducible import CARD
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def facts_of(path: Path) -> dict[str, str]:
             about = {}
         return {key: str(value) for key, value in about.items() if value is not None}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise_disk_error(error, path)  # else the facts would be missing in what is written next
+        raise_unless_missing(error, path)  # else the facts would be missing in what is written next
         return {}
 
 

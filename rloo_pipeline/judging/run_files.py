@@ -19,7 +19,7 @@ from rloo_pipeline.checks.history import Metrics
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.config.run_set import EXPERIMENT
-from rloo_pipeline.errors import UserError, raise_disk_error
+from rloo_pipeline.errors import UserError, raise_unless_missing
 from rloo_pipeline.judging.diagnosis import STOPPED, Symptom, diagnose, monitors_of
 
 NO_MEMORY = (
@@ -144,7 +144,7 @@ def stopped_after(folder: Path) -> int | None:
     try:
         return int(read_artifact(folder / STOPPED)["round"])
     except (UserError, OSError) as error:
-        raise_disk_error(error, folder)  # else the run would go on
+        raise_unless_missing(error, folder)  # else the run would go on
         return None
 
 

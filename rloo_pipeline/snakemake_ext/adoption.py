@@ -35,8 +35,10 @@ def check(call: SnakemakeCall) -> None:
     Raises:
         UserError: a file is damaged or belongs to another run, or a run was made with a different configuration.
     """
+    if not _touches(call):
+        return
     made = {Path(file).resolve() for file in call.outputs()}
-    for run, config in call.runs.by_folder.items() if _touches(call) else ():
+    for run, config in call.runs.by_folder.items():
         folder = call.run_folder(run)
         if (folder / "config.yaml").exists():
             _check_config(folder, config)

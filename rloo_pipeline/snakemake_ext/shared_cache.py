@@ -15,7 +15,7 @@ from typing import Any
 
 from rloo_pipeline.artifacts import manifest
 from rloo_pipeline.artifacts.files import TIMESTAMP, read_artifact
-from rloo_pipeline.errors import UserError, raise_disk_error
+from rloo_pipeline.errors import UserError, raise_unless_missing
 from rloo_pipeline.snakemake_ext import run_sources
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
@@ -111,7 +111,7 @@ def is_damaged(entry: Path) -> bool:
     except ImportError:
         return _sizes_differ(entry)
     except (UserError, OSError, ValueError, KeyError) as error:
-        raise_disk_error(error, entry)  # other runs link to the entry
+        raise_unless_missing(error, entry)  # other runs link to the entry
         return True
     return False
 

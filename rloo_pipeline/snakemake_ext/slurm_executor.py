@@ -56,10 +56,16 @@ LONGEST_WAIT = 60.0
 """Maximum seconds between polls."""
 SHARE_OF_WAIT = 0.1
 """Wait between polls, as a share of the time since a job last ended."""
-NO_ANSWER = re.compile("Unable to contact slurm controller|Socket timed out")
-"""sbatch errors while SLURM's controller is restarting or overloaded."""
+NO_ANSWER = re.compile(
+    "Unable to contact slurm controller|Socket timed out|temporarily un(?:able|available)|Zero Bytes were transmitted|"
+    "Unexpected message received|in standby mode|Connection refused|not connected|Message (?:receive|send) failure|"
+    "[Cc]onnection failure"
+)
+"""sbatch errors while SLURM's controller is restarting or overloaded, or has as many jobs as it can keep."""
 QUEUE_FULL = re.compile(r"(?:QOS|Assoc)(?:Max|Grp)Submit\w+")
 """sbatch errors while the user, account or QOS has as many jobs in the queue as SLURM allows."""
+REMIND = 1800.0
+"""Seconds between two messages that the queue is full."""
 REFUSED = re.compile(r"sbatch: (?:error|fatal): (.+?)(?:'\.)?$", re.MULTILINE)
 """A line of sbatch about a job that it refuses."""
 LOG_NAME = "%A_%a.log"
@@ -71,8 +77,8 @@ class Executor(plugin.Executor):  # type: ignore[misc]
 
     _shown_for: int | None = None
     """Seconds for which squeue shows a job that has ended; None until SLURM has been asked."""
-    _told_full = False
-    """True if a message has said that the queue is full."""
+    _told_full = float("-inf")
+    """Time at which a message last said that the queue is full."""
 
     def __init__(self, workflow: Any, logger: Any) -> None:
         """Raises WorkflowError if the SLURM plugin is not the supported version."""
@@ -87,6 +93,8 @@ class Executor(plugin.Executor):  # type: ignore[misc]
         """Ids of jobs and arrays that SLURM accepted and named."""
         self._last_end = time.monotonic()
         if "SLURM_JOB_ID" in os.environ:  # submitted jobs must not take this one's resources for theirs
+            if account := os.environ.get("SLURM_JOB_ACCOUNT"):  # submitit does not pass SBATCH_ACCOUNT on
+                os.environ.setdefault("SBATCH_ACCOUNT", account)
             for name in [name for name in os.environ if name.startswith("SLURM_") and name != "SLURM_CONF"]:
                 del os.environ[name]
         super().__init__(workflow, logger)  # starts the polling thread
@@ -126,9 +134,9 @@ class Executor(plugin.Executor):  # type: ignore[misc]
                 self._submit_array(command, group[start : start + self.max_array_size])
 
     def get_account_arg(self, job: Any) -> Iterator[str]:
-        """Yields sbatch's option for the account that the profile names; SLURM judges it."""
-        account = job.resources.get("slurm_account")
-        yield f" -A {shlex.quote(str(account))}" if account else ""
+        """Yields sbatch's option for the (first) account that the profile names; SLURM judges it."""
+        accounts = str(job.resources.get("slurm_account") or "").replace(",", " ").split()
+        yield f" -A {shlex.quote(accounts[0])}" if accounts else ""
 
     def _submit_array(self, command: str, jobs: Sequence[Any]) -> None:
         if len(jobs) == 1:
@@ -160,7 +168,7 @@ class Executor(plugin.Executor):  # type: ignore[misc]
         """
         if self._submits_again(msg, self.run_job, job_info.job):
             return
-        if reasons := REFUSED.findall(msg):
+        if "uthentication" not in msg and (reasons := REFUSED.findall(msg)):  # munged may be starting again
             job_info.job.rule.restart_times = 0
             remedy = "set the resources of its rule in the profile (`mem_mb: 0` leaves out --mem)"
             msg = f"SLURM refuses the job: {' '.join(reasons)}; {remedy}. "
@@ -171,11 +179,12 @@ class Executor(plugin.Executor):  # type: ignore[misc]
         Snakemake has ended, and returns True.
         """
         if full := QUEUE_FULL.search(error):
-            if not self._told_full:
-                self._told_full = True
+            if time.monotonic() - self._told_full > REMIND:
+                self._told_full = time.monotonic()
                 self.logger.warning(
                     f"SLURM takes no more jobs of yours for now ({full[0]}), so they are submitted as others end; with "
-                    "a lower `jobs` in the profile, other runs of yours get their share."
+                    "a lower `jobs` in the profile, other runs of yours get their share. If you have no other jobs in "
+                    "the queue, the limit allows none: end this run and ask for another account or QOS."
                 )
             self._later(submit, *arguments)
             return True

@@ -23,6 +23,8 @@ def keep_slurm_conf(_: SnakemakeCall) -> None:
         return
     popen: Any = subprocess.Popen
     kept = {"SLURM_CONF": os.environ["SLURM_CONF"]}
-    executor.subprocess = SimpleNamespace(
-        Popen=lambda *command, env, **options: popen(*command, env=env | kept, **options), PIPE=subprocess.PIPE
-    )
+
+    def start(*command: Any, env: Any = None, **options: Any) -> Any:
+        return popen(*command, env=None if env is None else env | kept, **options)
+
+    executor.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": start})

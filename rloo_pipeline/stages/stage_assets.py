@@ -91,13 +91,14 @@ def _snapshot(name: str, kind: str, revision: str | None, patterns: list[str] | 
     # huggingface_hub reads the variable on import; this is the only stage that may use the network
     os.environ["HF_HUB_OFFLINE"] = os.environ.get("RLOO_ASSETS_OFFLINE", "0")
     from huggingface_hub import snapshot_download
+    from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     say(f"fetching {kind} {name} ({revision or 'newest revision'})")
     try:
         path = snapshot_download(name, repo_type=kind, revision=revision, allow_patterns=patterns)
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise_disk_error(error, Path(name))
+        raise_disk_error(error, Path(HF_HUB_CACHE))
         reason = one_line(error)
         raise UserError(
             f"{kind} '{name}' is neither a local folder nor could it be fetched from the Hub ({reason}); run this "

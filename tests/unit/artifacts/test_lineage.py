@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -134,9 +135,10 @@ def test_facts_are_not_left_out_because_the_file_system_fails(tmp_path, monkeypa
     """The manifest of the next policy would lack what its readers compare."""
     write_policy(tmp_path / "policy", "own", assets="0" * 64)
     assert lineage.of_policy(1, tmp_path / "policy", "1" * 64, {})["assets"] == "0" * 64
-    monkeypatch.setattr(Path, "read_text", Mock(side_effect=OSError(errno.ESTALE, "Stale file handle")))
-    with pytest.raises(UserError, match=f"^{tmp_path / 'policy'}: the file system failed"):
-        lineage.of_policy(1, tmp_path / "policy", "1" * 64, {})
+    for code, told in ((errno.ESTALE, "the file system failed"), (errno.ENOTCONN, "Transport endpoint")):
+        monkeypatch.setattr(Path, "read_text", Mock(side_effect=OSError(code, os.strerror(code))))
+        with pytest.raises(UserError, match=f"^{tmp_path / 'policy'}: {told}"):
+            lineage.of_policy(1, tmp_path / "policy", "1" * 64, {})
 
 
 def test_metrics_of_another_update_are_refused(tmp_path) -> None:

@@ -91,6 +91,8 @@ def test_a_limit_on_open_files_gives_a_one_line_error_whoever_meets_it() -> None
 def test_a_package_that_the_light_controller_lacks_gives_a_one_line_error() -> None:
     missing = ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow")
     assert explain(missing).startswith("pyarrow is not installed here; use the environment of `make setup`")
+    of_transformers = ModuleNotFoundError("Could not import module 'Qwen3ForCausalLM'. Are this object's requirements")
+    assert explain(of_transformers).startswith("unexpected ModuleNotFoundError: Could not import module 'Qwen3For")
     with pytest.raises(UserError, match="pyarrow is not installed here"), snakemake_ext._file_errors_explained():
         raise missing
 
@@ -106,6 +108,8 @@ def test_a_read_only_results_folder_gives_a_one_line_error() -> None:
         raise stale
     with pytest.raises(FileNotFoundError), snakemake_ext._file_errors_explained():
         raise FileNotFoundError(errno.ENOENT, "No such file", "x")
+    of_network = RuntimeError("NCCL error: Call to ibv_reg_mr_iova2 failed with error Input/output error")
+    assert explain(of_network).startswith("unexpected RuntimeError: NCCL error")
 
 
 def test_a_log_that_cannot_be_written_is_one_line(tmp_path) -> None:

@@ -63,8 +63,10 @@ def test_the_call_that_finishes_a_run_ends_with_the_one_that_started_it(tmp_path
     call.runs = RunSet({"mini": Config(**mini(rounds=4))})
     call.workflow = SimpleNamespace(dag_settings=SimpleNamespace(targets=[]))
     if not (first := os.fork()):
-        early_stop.finish(call)
-        os._exit(0)
+        try:
+            early_stop.finish(call)
+        finally:
+            os._exit(0)
     try:
         wait_until(file.exists, 60)
     finally:

@@ -173,6 +173,26 @@ def test_a_job_that_slurm_refuses_ends_the_run_with_slurms_sentence(monkeypatch)
     assert "command" not in message
 
 
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        ("Slurm temporarily unable to accept job, sleeping and retrying", True),
+        ("Batch job submission failed: Zero Bytes were transmitted or received", True),
+        ("Batch job submission failed: Slurm backup controller in standby mode", True),
+        ("Batch job submission failed: Protocol authentication error", False),
+    ],
+)
+def test_an_error_that_does_not_last_is_no_refusal(monkeypatch, error, again) -> None:
+    executor, job = Jobs([]), job_info("none")
+    monkeypatch.setattr(executor, "_later", lambda *_: None)
+    monkeypatch.setattr(plugin.Executor, "_report_job_error_threadsafe", lambda self, _, msg: self.note(msg))
+    before = vars(job.job.rule).copy()
+    executor._report_job_error_threadsafe(job, FAILED.format(f"sbatch: error: {error}"))
+    assert vars(job.job.rule) == before
+    [(message,)] = executor.calls
+    assert ("submitting again" in message) == again
+
+
 def test_jobs_wait_while_the_queue_takes_no_more_of_them(monkeypatch, tmp_path) -> None:
     """An array with more tasks than the limit would wait forever, so it is submitted in parts."""
     executor = Jobs([])
@@ -194,7 +214,7 @@ def test_jobs_wait_while_the_queue_takes_no_more_of_them(monkeypatch, tmp_path) 
     assert len(executor.calls) == 5, "the warning comes once"
 
 
-@pytest.mark.parametrize(("account", "option"), [(None, ""), (1234, " -A 1234"), ("a lab", " -A 'a lab'")])
+@pytest.mark.parametrize(("account", "option"), [(None, ""), (1234, " -A 1234"), ("a&b, other", " -A 'a&b'")])
 def test_the_account_is_that_of_the_profile_or_left_to_sbatch(monkeypatch, account, option) -> None:
     """Some clusters have no sacct, by which the plugin would guess it."""
     monkeypatch.setenv("PATH", "")
@@ -204,12 +224,14 @@ def test_the_account_is_that_of_the_profile_or_left_to_sbatch(monkeypatch, accou
 
 def test_in_a_job_the_name_of_the_clusters_configuration_stays(monkeypatch) -> None:
     """The controller's job submits others, and a job's own step is started with srun."""
-    for name in ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_MEM_PER_NODE"):
-        monkeypatch.setenv(name, "x")
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    os.environ |= dict.fromkeys(("SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOB_ACCOUNT", "SLURM_MEM_PER_NODE"), "x")
+    os.environ.pop("SBATCH_ACCOUNT", None)
     seen = []
-    monkeypatch.setattr(plugin.Executor, "__init__", lambda *_: seen.append(sorted(os.environ)))
+    monkeypatch.setattr(plugin.Executor, "__init__", lambda *_: seen.append({**os.environ}))
     Executor(None, None)
     assert [name for name in seen[0] if name.startswith("SLURM_")] == ["SLURM_CONF"]
+    assert seen[0]["SBATCH_ACCOUNT"] == "x"
 
     monkeypatch.setattr(jobstep, "subprocess", jobstep.subprocess)
     slurm_job_steps.keep_slurm_conf(None)
