@@ -289,6 +289,7 @@ def init_from_trl(folder: Path, command: str, model: str | None, force: bool) ->
     context = {"run": project.config["run"], "model": project.config["model"], "data": project.data, "examples": ()}
     script = shlex.quote(project.script.path.name)
     context |= {"reward": None, "tables": tables, "files": project.files, "script": script}
+    context["command"] = shlex.quote(command)
     texts = {
         "config/config.yaml": f"# From {context['script']}; README.md says what became of each option.\n\n{written}"
     }

@@ -48,7 +48,9 @@ def plan(runs: RunSet, gpu: str | None, wait: float | None = None, gpus: int | N
         plan_run(runs.first, gpu, wait)
         return
     if gpus is not None:
-        raise UserError(f"--gpus: plans one run, and {runs.name} is an experiment; name the configuration of its base")
+        raise UserError(
+            f"--gpus plans a single run, but {runs.name} is an experiment; name the configuration of its base"
+        )
     if wait is not None:
         raise UserError(f"--profile: the queue is estimated for one run, and {runs.name} is an experiment")
     console = Terminal()

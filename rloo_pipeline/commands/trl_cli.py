@@ -15,10 +15,10 @@ from rloo_pipeline.config.section import JSON
 from rloo_pipeline.errors import UserError
 
 MODULE = re.compile(r"(?:.*/)?trl[./]scripts[./](rloo|grpo)(?:\.py)?")
-LAUNCH = re.compile(r"--(num_processes|config_file)[ =](\S+)")
+LAUNCH = re.compile(r"--(num[-_]processes|config[-_]file)[ =](\S+)")
 """Options of `accelerate launch`, whose processes multiply the batch."""
-PROCESSES = 8
-"""Number of processes in TRL's own configurations of accelerate, such as `zero2`."""
+PROCESSES = {"single_gpu": 1} | dict.fromkeys(("multi_gpu", "fsdp1", "fsdp2", "zero1", "zero2", "zero3"), 8)
+"""Number of processes of TRL's own configurations of accelerate."""
 OVERLONG = "get_soft_overlong_punishment"
 SCRIPT = """
 {imports}
@@ -73,8 +73,7 @@ def script(kind: str, options: JSON) -> str:
     """
     rewards, imports = _rewards(options)
     if (launch := options.get("config_file") or options.get("accelerate_config")) and "num_processes" not in options:
-        is_file = Path(str(launch)).is_file()
-        options["num_processes"] = _mapping(str(launch)).get("num_processes") if is_file else PROCESSES
+        options["num_processes"] = _processes(str(launch))
     has_eval = options.get("eval_strategy", "no") not in ("no", False)
     mixture = options.pop("datasets", None)
     train, held_out = (options.pop(f"dataset_{part}_split", part) for part in ("train", "test"))
@@ -97,17 +96,30 @@ def script(kind: str, options: JSON) -> str:
     )
 
 
+def _processes(launch: str) -> int | None:
+    """The number of processes in a configuration of accelerate: a file, or one of TRL's own."""
+    if Path(launch).is_file():
+        settings = _mapping(launch)
+        # accelerate starts one then, whatever num_processes says; YAML reads NO as False
+        return 1 if settings.get("distributed_type") in ("NO", False) else settings.get("num_processes")
+    if launch not in PROCESSES:
+        raise UserError(f"--from-trl: {launch} is neither a file nor one of TRL's own ({', '.join(PROCESSES)})")
+    return PROCESSES[launch]
+
+
 def _rewards(options: JSON) -> tuple[str, str]:
     """The elements of `reward_funcs`, and the lines that import them."""
     names = options.pop("reward_funcs", None) or []
     model = options.pop("reward_model_name_or_path", None)
     elements, imports = [repr(model)] if model else [], []
-    for name in [names] if isinstance(names, str) else names:
-        module, _, function = name.rpartition(".")
-        if not module and name not in (*REWARDS, OVERLONG):
-            raise UserError(f"reward_funcs {name}: there are {', '.join((*REWARDS, OVERLONG))} and MODULE.FUNCTION")
-        imports.append(f"from {module or 'trl.rewards'} import {function}")
-        elements.append(f"{name}(1280, 256)" if name == OVERLONG else function)
+    for name in names if isinstance(names, list) else [names]:
+        module, _, function = str(name).rpartition(".")
+        of_trl = not module and function in (*REWARDS, OVERLONG)
+        if not of_trl and not (module and all(map(str.isidentifier, name.split(".")))):
+            raise UserError(f"reward_funcs {name}: must be {', '.join((*REWARDS, OVERLONG))}, or MODULE.FUNCTION")
+        bound = function if function not in elements else f"{function}_{len(elements) + 1}"
+        imports.append(f"from {module or 'trl.rewards'} import {function} as {bound}")
+        elements.append(f"{name}(1280, 256)" if name == OVERLONG else bound)
     return ", ".join(elements), "\n".join(imports)
 
 

@@ -5,6 +5,7 @@ An option that a script leaves out has TRL's default, which is written out if it
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -48,12 +49,15 @@ class Translation:
         self.kind = kind
         self.given = options = {**options}
         kwargs = options.get("generation_kwargs") or {}
+        if isinstance(kwargs, str):  # transformers reads it as JSON
+            try:
+                kwargs = dict(json.loads(kwargs))
+            except (ValueError, TypeError) as error:
+                raise UserError(f"generation_kwargs {kwargs}: not a JSON object ({error})") from error
         options |= {name: value for name, value in kwargs.items() if name in tables.SAME["rollout"]}  # overridden
         self.options = {**tables.BOTH, **tables.DEFAULTS[kind], **options}
         if self.options.get("top_k") == -1:  # -1 turns it off in vLLM, 0 does here
             self.options["top_k"] = 0
-        if not self.options.get("max_grad_norm", 1.0):  # 0 and None turn clipping off in transformers
-            self.options["max_grad_norm"] = NO_CLIPPING
         self.keys: JSON = {}
         """Values by key, written as `section.key`."""
         self.rows: list[ArgumentRow] = []
@@ -80,7 +84,10 @@ class Translation:
     def _same(self) -> None:
         for section, names in tables.SAME.items():
             for name in names:
-                if name in self.options:
+                if name == "max_grad_norm" and not self.options.get(name, 1.0):  # off in transformers
+                    self.add(name, f"{section}.{name}", f"{NO_CLIPPING:g}: no clipping")
+                    self.keys[f"{section}.{name}"] = NO_CLIPPING
+                elif name in self.options:
                     self._one(name, f"{section}.{name}")
         for name in ("beta", "num_iterations"):  # for RLOO, the preset has TRL's defaults
             if name in self.given or self.kind == "GRPO":
@@ -280,6 +287,8 @@ class Translation:
                 self._one(option, f"rollout.generation_kwargs.{key}")
             elif key in GenerationKwargs.model_fields:
                 self.add(option, "", "masks tokens, which needs algorithm.mismatch.correction")
+            elif name == "do_sample" and value is False:
+                self.add(option, "", "completions are always sampled here")
             elif key not in tables.SAME["rollout"] and value not in (None, False, tables.OFF.get(name, False)):
                 self.add(option, "", note)
 

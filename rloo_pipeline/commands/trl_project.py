@@ -192,9 +192,9 @@ class TrlProject(TrlModel):
                 note = "write it as a function in rewards.py, and name it in rewards"
                 self._row("reward_funcs", ast.unparse(part), "", note)
                 continue
-            if (name := _column(function)) == "reward":  # the name of the weighted sum
+            if _column(function) == "reward":  # the name of the weighted sum
                 function["name"] = "reward_function"
-            elif name in map(_column, rewards):
+            if (name := _column(function)) in map(_column, rewards):
                 function["name"] = f"{name}_{number + 1}"
             if weights and weights[number] != 1:
                 function["weight"] = weights[number]

@@ -232,10 +232,8 @@ class Config(RunKeys):
             params["rewards"] = [reward.decides() for reward in self.rewards]
         if params.get("judge") and self.judge:
             params["judge"] = self.judge.decides()
-        for (
-            path,
-            default,
-        ) in ADDED_KEYS.items():  # a run from before the key existed keeps its params
+        # a run from before a key existed keeps its params
+        for path, default in ADDED_KEYS.items():
             *sections, key = path.split(".")
             holder = reduce(lambda outer, section: outer.get(section) or {}, sections, params)
             if key in holder and holder[key] == default:

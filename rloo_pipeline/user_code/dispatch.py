@@ -25,6 +25,7 @@ from rloo_pipeline.user_code.worker_process import (
     adopt_orphans,
     describe_exit,
     end_orphans,
+    reap_orphans,
 )
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ class WorkerPools:
                         job.check_signature(worker.signature)
             while self._step(more):
                 pass
+        reap_orphans(self.others | {worker.process.pid for worker in chain(*self.started)})
         return [job.results for job in jobs]
 
     def _step(self, more: bool) -> bool:

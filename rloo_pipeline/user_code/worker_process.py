@@ -87,6 +87,7 @@ class WorkerProcess(UserCodeProcess):
         """The function's parameters; None until the function is loaded."""
         self.calls: dict[int, TimedCall] = {}
         """Calls that were sent and are not answered yet, in order, by number."""
+        self._killed = False
         self.answered = False
         """True once a call was answered."""
         self._began: dict[int, float] = {}
@@ -168,6 +169,9 @@ class WorkerProcess(UserCodeProcess):
     def kill(self) -> int:
         """Kills the process and its process group. Returns the exit code."""
         self.close()
+        if self._killed:  # its id may be another process's by now
+            return self.process.wait()
+        self._killed = True
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         exit_code = self.process.wait()
@@ -207,8 +211,16 @@ def reap_group(leader: int) -> None:
     """
     with suppress(ProcessLookupError, PermissionError, ChildProcessError):
         while True:
-            os.killpg(leader, signal.SIGKILL)
+            os.killpg(leader, 0)  # is one left? Its id may be another group's by now, so no signal
             os.waitpid(-leader, 0)
+
+
+def reap_orphans(others: frozenset[int]) -> None:
+    """Reaps orphans that have ended; `others` are children of this process that stay."""
+    for child, (session, _) in _children().items():
+        if child not in others and session != os.getsid(0):
+            with suppress(ChildProcessError):
+                os.waitpid(child, os.WNOHANG)
 
 
 def end_orphans(others: frozenset[int]) -> None:

@@ -567,6 +567,7 @@ def test_a_constant_rate_has_no_warm_up_as_in_transformers() -> None:
     [
         ("max_steps=100, eval_strategy='steps', eval_steps=0.1", "evaluation.every", 10),
         ("top_k=-1", "rollout.top_k", 0),
+        ("generation_kwargs='{\"top_k\": 5}'", "rollout.top_k", 5),
         ("max_grad_norm=0.0", "update.max_grad_norm", 1e9),
         ("max_grad_norm=None", "update.max_grad_norm", 1e9),
         ("generation_kwargs={'stop_strings': ['#'], 'x': here()}", "rollout.generation_kwargs", {"stop": ["#"]}),
@@ -613,6 +614,13 @@ def test_what_changes_the_result_and_cannot_be_taken_is_listed() -> None:
     )
     assert "repetition_penalty: 1.2" in missing
     assert "sync_ref_model" not in output, "it is off on both sides"
+
+
+def test_what_another_value_stands_for_is_told() -> None:
+    _, output = project(SMALL.format(options="max_grad_norm=None, generation_kwargs={'do_sample': False}"))
+    assert "update.max_grad_norm" in output
+    assert "1e+09: no clipping" in output
+    assert "completions are always sampled here" in output
 
 
 def test_parameters_of_vllm_are_taken_where_an_update_can_account_for_them() -> None:
@@ -688,7 +696,7 @@ def test_a_command_of_trl_is_read_like_its_script(command) -> None:
     Path("trl_rewards.py").write_text("")
     output = printed(init_from_trl, Path("project"), f"{command} --config grpo.yaml --beta 0.1", None, False)
     config = yaml.safe_load(Path("project/config/config.yaml").read_text())
-    assert "`rloo init --from-trl 'trl grpo'`" in Path("project/README.md").read_text()
+    assert f"`rloo init --from-trl '{command} --config grpo.yaml --beta 0.1'`" in Path("project/README.md").read_text()
     assert config["model"] == {"name_or_path": "org/model"}
     assert config["dataset"] == {part: {"name": "org/data", "split": name} for part, name in SPLITS.items()}
     assert [(Path(one["function"]).name.rpartition(".")[2], one.get("weight")) for one in config["rewards"]] == [
@@ -707,6 +715,9 @@ def test_a_command_of_trl_is_read_like_its_script(command) -> None:
     [
         ("trl grpo --num_processes 4", 32),
         ("trl grpo --accelerate_config zero2", 64),
+        ("trl grpo --accelerate_config single_gpu", 8),
+        ("trl grpo --accelerate_config one.yaml", 8),
+        ("accelerate launch --num-processes 4 -m trl.scripts.grpo", 32),
         ("trl grpo --accelerate_config two.yaml", 16),
         ("trl grpo --accelerate_config two.yaml --num_processes 3", 24),
         ("accelerate launch --config_file two.yaml -m trl.scripts.grpo", 16),
@@ -717,10 +728,23 @@ def test_a_command_of_trl_is_read_like_its_script(command) -> None:
 def test_the_processes_of_a_command_of_trl_multiply_its_batch(command, size) -> None:
     Path("grpo.yaml").write_text(COMMAND)
     Path("two.yaml").write_text("num_processes: 2\nmixed_precision: bf16\n")
+    Path("one.yaml").write_text("num_processes: 8\ndistributed_type: NO\n")
     printed(init_from_trl, Path("project"), f"{command} --config grpo.yaml", None, False)
     config = yaml.safe_load(Path("project/config/config.yaml").read_text())
     assert config["rollout"]["generation_batch_size"] == size
     assert config["algorithm"]["steps_per_generation"] == (2 if "generation_batch_size" in command else 1)
+
+
+def test_two_reward_functions_of_a_command_may_share_their_name() -> None:
+    for name in "ab":
+        Path(f"{name}.py").touch()
+    command = "trl grpo --dataset_name org/data --eval_strategy steps --reward_funcs a.reward b.reward"
+    printed(init_from_trl, Path("project"), command, "org/model", False)
+    config = yaml.safe_load(Path("project/config/config.yaml").read_text())
+    assert [(Path(one["function"]).name, one.get("name")) for one in config["rewards"]] == [
+        ("a.py:reward", "reward_function"),
+        ("b.py:reward", "reward_function_2"),
+    ]
 
 
 SPLITS = {"train": "train", "eval": "test"}
@@ -752,7 +776,10 @@ def test_a_mixture_of_trls_command_is_mixed_in_the_project(monkeypatch) -> None:
     ("options", "message"),
     [
         ("--reward_funcs accuracy_reward", "trl grpo: give the option dataset_name, or datasets in its file"),
-        ("--dataset_name org/data --reward_funcs mine", r"reward_funcs mine: there are .* and MODULE\.FUNCTION"),
+        ("--dataset_name org/data --reward_funcs mine", r"reward_funcs mine: must be .*, or MODULE\.FUNCTION"),
+        ("--dataset_name org/data --reward_funcs my-lib.f", "reward_funcs my-lib.f: must be"),
+        ("--dataset_name org/data --reward_funcs", "reward_funcs True: must be"),
+        ("--dataset_name org/data --accelerate_config gone.yaml", "gone.yaml is neither a file nor one of TRL's own"),
         ("--dataset_name org/data", "trl grpo: its reward functions cannot be read"),
         ("--dataset_name org/data --reward_funcs accuracy_reward", r"does not show the model .*--model"),
     ],

@@ -152,7 +152,8 @@ def test_what_an_episode_leaves_behind_is_not_kept_as_a_zombie(environment_file)
     with EnvironmentPool(f"{environment_file}:Room", [], 1, 60) as pool:
         for episode in range(3):
             begun(pool, episode)
-            own_session = "self.left = subprocess.Popen(['sleep', '0'], start_new_session=True)\ntime.sleep(0.2)"
+            own_session = "self.left = subprocess.Popen(['sleep', '0'], start_new_session=True)\n"
+            own_session += "import os; os.waitid(os.P_PID, self.left.pid, os.WEXITED | os.WNOWAIT)"
             code = f"subprocess.Popen(['sleep', '1e6'])\n{own_session}"
             pool.call(episode, [("act", {"code": code})])
             answers(pool)
@@ -185,6 +186,8 @@ def test_a_process_that_exits_right_after_its_answer_leaves_its_place_to_another
     (tmp_path / "leaver.py").write_text(LEAVER)
     with EnvironmentPool(f"{tmp_path}/leaver.py:Leaver", [], 1, 60) as pool:
         begun(pool, 1)
+        while pool._ending:  # the process that described the tools
+            pool._step(1)
         monkeypatch.setattr(pool._fork_server, "ended", once_it_is_told(pool._fork_server))
         if not finishes:
             pool.call(1, [("leave", {})])
