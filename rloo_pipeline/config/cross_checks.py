@@ -50,7 +50,7 @@ def _reward_names(config: RunKeys) -> Iterator[str]:
             yield f"{key}: no reward is named '{name}' (there are {', '.join(columns)})"
     given = next((reward.column for reward in config.rewards if reward.function == ENVIRONMENT_REWARD), None)
     if given is not None and config.rollout.environment is None:
-        yield f"rewards: {given} is the environment's reward, and there is no environment; set rollout.environment"
+        yield f"rewards: {given} needs an environment; set rollout.environment"
 
 
 def _counts(config: RunKeys) -> Iterator[str]:

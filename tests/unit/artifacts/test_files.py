@@ -122,7 +122,7 @@ def test_without_disk_space_the_error_names_the_folder_and_no_file_is_left(tmp_p
 
 
 def test_an_error_of_the_file_system_names_the_folder_and_leaves_no_file(tmp_path) -> None:
-    """Whether Python, whose errors after `open` have no file name, or safetensors writes."""
+    """Python's errors after `open` have no file name; safetensors raises its own."""
     of_safetensors = RuntimeError("I/O error: Stale file handle (os error 116)")
     for failure in (OSError(errno.ESTALE, os.strerror(errno.ESTALE)), of_safetensors):
 

@@ -1,4 +1,4 @@
-"""What replaces DeepSpeed's own writing of a trainer state."""
+"""Replacements for DeepSpeed's own writing of a trainer state."""
 
 import errno
 
