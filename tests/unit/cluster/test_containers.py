@@ -144,9 +144,9 @@ def test_a_build_waits_for_what_a_killed_one_left_running_and_removes_its_files(
 @pytest.mark.parametrize(
     ("system", "sources", "base"),
     [
-        ("debian", "deb [signed-by=/a] https://own.example/debian bookworm main", "mirror=https://own.example/debian"),
+        ("debian", "deb [signed-by=/a] https://localhost/debian bookworm main", "mirror=https://localhost/debian"),
         ("debian", "Types: deb\nURIs: mirror+file:///etc/apt/mirrors/debian.list", "base=debian:12"),
-        ("ubuntu", "deb http://own.example/ubuntu jammy main", "base=debian:12"),
+        ("ubuntu", "deb http://localhost/ubuntu jammy main", "base=debian:12"),
     ],
 )
 def test_debian_comes_from_the_mirror_of_a_debian_and_of_no_other_system(
