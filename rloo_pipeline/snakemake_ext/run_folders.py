@@ -49,7 +49,9 @@ def mark_unfinished(call: SnakemakeCall) -> None:
     """Makes summaries that will be rewritten older than all other files, since jobs will change their sources."""
     for run in call.to_finish():
         if (file := call.run_folder(run) / "summary.json").exists():
-            os.utime(file, (0, 0))
+            copy = shutil.copyfile(file, file.with_name(".summary.json.old"))  # a colleague may own the file
+            os.utime(copy, (0, 0))
+            copy.replace(file)
 
 
 def remove_lost_shards(call: SnakemakeCall) -> None:

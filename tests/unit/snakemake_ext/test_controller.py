@@ -129,8 +129,10 @@ def test_a_run_whose_report_will_be_made_again_is_not_finished_from_the_start(st
     assert is_finished(run, config), "no job of this call makes the summary"
     summary = SimpleNamespace(input=[], output=[str(run / "summary.json")])
     starting.workflow.dag.needrun_jobs = lambda: [summary]
+    file_of_a_colleague = (run / "summary.json").stat().st_ino
     starting.start()
     assert not is_finished(run, config)
+    assert (run / "summary.json").stat().st_ino != file_of_a_colleague, "only its owner could set its time"
 
 
 def test_a_dry_run_says_what_a_run_would_refuse_and_takes_no_lock(monkeypatch, starting) -> None:
