@@ -50,7 +50,8 @@ const wait = setInterval(() => {
   for (const one of open) one.open = true;
   document.querySelector(".case .role").textContent = "tool_of_a_long_name_".repeat(20);
   const opened = document.documentElement.scrollWidth - document.documentElement.clientWidth;
-  const cards = [...document.querySelectorAll(".wide")].filter((card) => card.querySelector("table"));
+  const wide = [...document.querySelectorAll(".wide")];
+  const cards = wide.filter((card) => card.querySelector("table"));
   const cut = cards.filter((card) => card.scrollWidth > card.clientWidth + 1).length;
   for (const one of open) one.open = false;
   scrollTo(0, document.body.scrollHeight / 2);
@@ -62,6 +63,7 @@ const wait = setInterval(() => {
   const nav = document.querySelector("nav").getBoundingClientRect().top;
   const result = {
     tall, beyond, opened, tables: cards.length, cut, nav,
+    unreached: wide.filter((card) => card.scrollWidth > card.clientWidth && card.tabIndex < 0).length,
     part: document.querySelector("nav [aria-current]").getAttribute("aria-current"),
     script: getComputedStyle(document.querySelector(".case pre")).unicodeBidi,
     plots: drawn(),
@@ -124,6 +126,7 @@ def test_the_page_works_in_a_browser(page: str, tmp_path: Path, width: int) -> N
     assert result["beyond"] == 0, "on a phone no sentence sticks out"
     assert result["tables"] >= 6
     assert result["cut"] == 0, "no table loses a column"
+    assert result["unreached"] == 0, "the keyboard scrolls the picture of the stages"
     assert result["tall"] < 8000, "rollouts are folded"
     assert (result["nav"], result["part"]) == (0, "true"), "the navigation stays, and says where one is"
     assert result["script"] == "plaintext", "Arabic runs from right to left"
