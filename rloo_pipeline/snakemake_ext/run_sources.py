@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from rloo_pipeline.artifacts import manifest
 from rloo_pipeline.artifacts.assets import ASSETS
-from rloo_pipeline.artifacts.files import TIMESTAMP
 from rloo_pipeline.config import Config, ModelSource, Source
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -80,19 +79,11 @@ def _replaced(file: Path, folder: Path) -> str:
 
 
 def unchanged(folder: Path) -> set[Path]:
-    """Local files that are newer than `folder`, the assets of a run, but were not replaced: data files with the same
-    content, for example after `git checkout`, and files that were as new when the run began (`assets.make_newest`).
+    """Data files that are newer than `folder`, the assets of a run, but have the same content, for example after `git
+    checkout`.
     """
-    sources = list(_sources(folder))
-    newer = [source for source in sources if source.is_newer and not source.is_model]
-    as_new = {source.file for source in sources if not source.is_newer and _made_before(folder, source)}
-    return as_new | {source.file for source, same in _compared(newer) if same}
-
-
-def _made_before(folder: Path, source: _Source) -> bool:
-    """True if a source is newer than the time by which Snakemake dates the assets, but has the size that it had."""
-    stamp = folder / TIMESTAMP
-    return stamp.exists() and source.status.st_mtime > stamp.stat().st_mtime and source.status.st_size == source.bytes
+    newer = [source for source in _sources(folder) if source.is_newer and not source.is_model]
+    return {source.file for source, same in _compared(newer) if same}
 
 
 class _Source(NamedTuple):
