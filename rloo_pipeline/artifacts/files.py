@@ -84,7 +84,7 @@ def _temporary(path: Path) -> Iterator[Path]:
     """Yields a temporary path for `path`, and removes what is left there after the block."""
     temporary = temporary_path(path)
     try:
-        with translate_write_errors(path.parent):
+        with naming(path), translate_write_errors(path.parent):
             try:
                 yield temporary
             except OSError:

@@ -171,6 +171,12 @@ def test_an_error_of_the_file_system_names_the_folder_and_leaves_no_file(tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_over_the_limit_on_file_sizes_is_named(tmp_path) -> None:
+    with pytest.raises(OSError, match="File too large") as raised, files.atomic_write(tmp_path / "table"):
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    assert explain(raised.value).startswith(f"{tmp_path / 'table'}: over the limit on file sizes")
+
+
 @pytest.mark.parametrize("read", [files.read_json, manifest.digest, lambda path: tables.read(path, "scores")])
 def test_an_error_in_reading_names_the_file(tmp_path, read) -> None:
     path = tmp_path / "file"
