@@ -66,7 +66,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
         yield temporary
         _sync(temporary)
         fence.check()
-        _rename(temporary, path)
+        rename(temporary, path)
         _sync(path.parent)
 
 
@@ -103,9 +103,9 @@ def replace_folder(temporary: Path, path: Path) -> None:
     previous = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     fence.check()
     if path.exists():
-        _rename(path, previous)
+        rename(path, previous)
     try:
-        _rename(temporary, path)
+        rename(temporary, path)
     except OSError:  # if a later process has removed it, `previous` is that process's result
         if previous.exists():
             os.replace(previous, path)
@@ -114,7 +114,7 @@ def replace_folder(temporary: Path, path: Path) -> None:
     shutil.rmtree(previous, ignore_errors=True)
 
 
-def _rename(source: Path, target: Path) -> None:
+def rename(source: Path, target: Path) -> None:
     """Renames a file or folder. NFS repeats a request whose answer is lost, and the repeated one finds no source."""
     number = source.lstat().st_ino
     try:
