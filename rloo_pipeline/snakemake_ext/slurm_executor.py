@@ -152,11 +152,11 @@ class Executor(plugin.Executor):  # type: ignore[misc]
                 for job_info in submit_array(self, command, jobs):
                     self._report_job_submission_threadsafe(job_info)
         except Exception as error:  # this runs in its own thread, where nobody else would see it
-            # an array with more tasks than the limit of the queue would wait forever
-            size = -(-len(jobs) // 2) if QUEUE_FULL.search(str(error)) else len(jobs)
-            for part in (jobs[start : start + size] for start in range(0, len(jobs), size)):
-                if not self._submits_again(str(error), self._submit_array, command, part):
-                    self._submission_failed(part, error)
+            half = len(jobs) // 2 if QUEUE_FULL.search(str(error)) else 0
+            if half:  # an array with more tasks than the queue may have would wait forever
+                self._submit_array(command, jobs[:half])
+            if not self._submits_again(str(error), self._submit_array, command, jobs[half:]):
+                self._submission_failed(jobs[half:], error)
 
     def _submission_failed(self, jobs: Iterable[Any], error: Exception) -> None:
         for job in jobs:

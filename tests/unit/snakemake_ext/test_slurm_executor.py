@@ -211,14 +211,15 @@ def test_jobs_wait_while_the_queue_takes_no_more_of_them(monkeypatch, tmp_path) 
     executor.logger.info = lambda _: None
     full = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
     sbatch = f"sh -c 'case $* in *1-2*) echo 7;; *) echo {full} >&2; false;; esac' sh"
-    executor._submit_array(sbatch, [SimpleNamespace(name=name, jobid=name) for name in "abc"])
-    (warning,), *submitted = executor.calls
+    executor._submit_array(sbatch, [SimpleNamespace(name=name, jobid=name) for name in "abcd"])
+    *submitted, (warning,), third, fourth = executor.calls
+    assert submitted == [("7_1",), ("7_2",)], "at once, without a wait"
     assert "no more jobs of yours for now (QOSMaxSubmitJobPerUserLimit)" in warning
-    assert submitted == [("7_1",), ("7_2",), ("job", "c")]
+    assert (third, fourth) == (("7_1",), ("7_2",))
 
     executor._report_job_error_threadsafe(SimpleNamespace(job=SimpleNamespace(name="d")), FAILED.format(full))
     assert executor.calls[-1] == ("job", "d")
-    assert len(executor.calls) == 5, "the warning comes once"
+    assert len(executor.calls) == 6, "the warning comes once"
 
 
 def test_a_job_that_waits_for_a_full_queue_holds_up_no_other(monkeypatch) -> None:
