@@ -259,13 +259,16 @@ class Executor(plugin.Executor):  # type: ignore[misc]
     async def _ask(self) -> dict[str, str] | None:
         """The states of the run's jobs, by job id; None if SLURM did not answer."""
         name = f"--name {self.run_uuid}"
-        if self._status_program() == "sacct":
+        commands = [f"squeue --array --states=all --noheader --format='%i|%T %r' {name}"]
+        if self._status_program() == "sacct":  # it may be down, or have no records
             start = f"{datetime.now() - timedelta(days=2):%Y-%m-%dT%H:00}"
-            command = f"sacct -X --parsable2 --noheader --format=JobID,State --starttime {start} --endtime now {name}"
-        else:
-            command = f"squeue --array --states=all --noheader --format='%i|%T %r' {name}"
-        async with self.status_rate_limiter:
-            states, _ = await job_status_query.query_job_status(command, self.logger)
+            sacct = "sacct -X --parsable2 --noheader --format=JobID,State"
+            commands.insert(0, f"{sacct} --starttime {start} --endtime now {name}")
+        for command in commands:
+            async with self.status_rate_limiter:
+                states, _ = await job_status_query.query_job_status(command, self.logger)
+            if states is not None:
+                break
         return states  # type: ignore[no-any-return]
 
     def _status_program(self) -> str:

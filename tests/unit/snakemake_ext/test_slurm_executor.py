@@ -3,6 +3,7 @@
 import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from threading import Event, Lock
 from types import SimpleNamespace
 
@@ -294,6 +295,17 @@ def test_squeue_is_asked_if_it_shows_ended_jobs_for_longer_than_the_longest_wait
     monkeypatch.setattr(slurm_executor.job_status_query, "get_min_job_age", lambda: asked.append(1) or seconds)
     assert [executor._status_program() for _ in range(3)] == [program] * 3
     assert len(asked) == (1 if seconds else 3)
+
+
+def test_squeue_is_asked_while_sacct_does_not_answer(monkeypatch, tmp_path) -> None:
+    """Else a run would wait forever on a cluster that keeps no records and soon forgets ended jobs."""
+    executor = Jobs([])
+    executor.status_rate_limiter = nullcontext()
+    executable(tmp_path, "sacct", "echo Slurm accounting storage is disabled >&2; false")
+    executable(tmp_path, "squeue", "echo '7|COMPLETED None'")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(executor, "_status_program", lambda: "sacct")
+    assert asyncio.run(Executor._ask(executor)) == {"7": "COMPLETED None"}
 
 
 @pytest.mark.parametrize(
