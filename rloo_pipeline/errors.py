@@ -42,7 +42,11 @@ def printable(text: str) -> str:
 
 def one_line(text: object, longest: int = 200) -> str:
     """Puts a text or an exception's message on one line of at most `longest` characters, without lone surrogates."""
-    return " ".join(str(text).encode(errors="replace").decode().split())[:longest]
+    try:
+        whole = str(text)
+    except Exception as error:  # some exceptions of users fail to describe themselves
+        whole = f"(its __str__ raised {type(error).__name__})"
+    return " ".join(whole.encode(errors="replace").decode().split())[:longest]
 
 
 def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str:

@@ -264,7 +264,7 @@ class _Scorer(CallerOfUserCode):
         if isinstance(error, UserError):
             rows = reward_call.rows_text(call.rows)
             return Failed(call.number, seconds, bad=f"cannot continue with {rows}: {error}")
-        message = one_line(f"raised {type(error).__name__}: {error}", 500)
+        message = one_line(f"raised {type(error).__name__}: {one_line(error, 500)}", 500)
         message += import_string.error_location(error, self.reference)
         text = "".join(traceback.format_exception(error))
         return Failed(call.number, seconds, raised=message, traceback=text[-TRACEBACK_CHARACTERS:])
