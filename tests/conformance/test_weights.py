@@ -30,8 +30,8 @@ from rloo_pipeline.stages.update import UpdateOutputs, update
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.filterwarnings("ignore")]
 
-EQUAL = 1e-3
-"""Largest difference of the final weights, as a share of the distance that they have moved."""
+EQUAL = 7e-5
+"""Largest difference of the final weights, as a share of the distance that they have moved; measured: 1.4e-5."""
 ROUNDS, LONGEST = 3, 8
 PROMPTS = [f"{number * 7}+{number}=" for number in range(8)]
 
