@@ -76,7 +76,14 @@ def nvcc() -> str:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "twice.cu"
         source.write_text(TWICE)
-        arguments = [program, "-arch=native", f"-L{CUDA_HOME}/lib64/stubs", "-o", source.with_suffix(""), source]
+        arguments: list[str | Path] = [
+            program,
+            "-arch=native",
+            f"-L{CUDA_HOME}/lib64/stubs",
+            "-o",
+            source.with_suffix(""),
+            source,
+        ]
         linked = subprocess.run([*arguments, "-lcuda"], stderr=subprocess.PIPE, text=True, check=False)
         if "find -lcuda" in linked.stderr:
             raise FileNotFoundError(
