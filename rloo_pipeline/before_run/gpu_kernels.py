@@ -76,8 +76,9 @@ def nvcc() -> str:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "twice.cu"
         source.write_text(TWICE)
-        arguments = [program, "-arch=native", f"-L{CUDA_HOME}/lib64/stubs", "-o", source.with_suffix(""), source]
-        linked = subprocess.run([*arguments, "-lcuda"], stderr=subprocess.PIPE, text=True, check=False)
+        compiled: list[str | Path] = [program, "-arch=native", "-o", source.with_suffix(""), source]
+        stubs = f"-L{CUDA_HOME}/lib64/stubs"  # where FlashInfer looks for libcuda.so, too
+        linked = subprocess.run([*compiled, stubs, "-lcuda"], stderr=subprocess.PIPE, text=True, check=False)
         if "find -lcuda" in linked.stderr:
             raise FileNotFoundError(
                 "no libcuda.so to link FlashInfer's kernels with; in a folder of yours, `ln -s PATH/libcuda.so.1 "
