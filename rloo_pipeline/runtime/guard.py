@@ -139,7 +139,7 @@ def _signature(module: object, path: str) -> str | None:
 
 
 def _unmet(distribution: str) -> Iterator[str]:
-    """What the installed version asks of torch and of libraries in PINS, but does not get, one clause each."""
+    """Yields the unmet requirements on torch and on libraries in PINS, one clause each."""
     from packaging.requirements import Requirement
 
     for line in requires(_name(distribution)) or ():
