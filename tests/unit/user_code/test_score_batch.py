@@ -269,7 +269,7 @@ def mine(completions):
         for _ in range(3):
             pools.score(batch(2), [1, 1], more=True)
         kept = set(psutil.Process().children()) - before - {psutil.Process(pools.started[0][0].process.pid)}
-    assert [child for child in kept if child.status() == psutil.STATUS_ZOMBIE] == []
+    assert len(kept) <= 2, "those of the last two calls may just be ending"
 
 
 def test_functions_run_on_the_main_thread_and_can_use_alarms(file) -> None:
