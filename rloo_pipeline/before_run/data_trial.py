@@ -1,7 +1,5 @@
 """Checks a run's datasets for `rloo check`: reads, templates and counts rows as `prompts` and `warmstart` do."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Calls every reward function and the judge of a configuration on a few rows of its data, for `rloo check`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 

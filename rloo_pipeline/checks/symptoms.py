@@ -5,8 +5,6 @@ with its name. Most compare the latest rounds with the run's start, the median o
 does not exist in a round (null) is never evidence.
 """
 
-from __future__ import annotations
-
 import statistics
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Commands before a run: init, check, plan, doctor, reward-test, images, profiles."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Defines commands of `rloo` as data (name, function, options), and builds the parser from them."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

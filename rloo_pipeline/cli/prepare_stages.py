@@ -3,8 +3,6 @@
 workflow/rules/prepare.smk and warmstart.smk call them.
 """
 
-from __future__ import annotations
-
 import argparse
 
 from rloo_pipeline.cli.stage_options import ASSETS, POLICY, PROMPTS, REWARD_MODEL, SHARD, path, stage, whole_config

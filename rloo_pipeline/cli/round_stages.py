@@ -1,7 +1,5 @@
 """Stages of a round; see workflow/rules/rounds.smk."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -5,8 +5,6 @@ The folder has config/config.yaml, a reward function with its test, a Snakefile 
 profiles and a README. Data in a single file is split into training and held-out rows.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """plan --gpus N: prints the best settings for N GPUs, the alternatives, and what does not fit."""
 
-from __future__ import annotations
-
 import yaml
 from rich.table import Column, Table
 

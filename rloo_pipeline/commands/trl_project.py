@@ -1,7 +1,5 @@
 """init --from-trl: turns a TRL training script into a project, with a table that shows what each argument became."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping, Sequence
 from pathlib import Path

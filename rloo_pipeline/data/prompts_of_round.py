@@ -10,8 +10,6 @@ The prompts of a round may only depend on what the policy that samples it was ma
 scores of the rounds up to that policy's. So a round gets the same prompts whatever else has finished by then.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import isnan, log

@@ -21,8 +21,6 @@ prompts. Seeds are a sample of training runs, and prompts a sample of prompts of
 tools/coverage_over_seeds.py measures how often the intervals contain the truth (docs/generated/experiments.md).
 """
 
-from __future__ import annotations
-
 from math import sqrt
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Defines the charts of one run's metrics and of several runs' metrics; figures.py draws them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

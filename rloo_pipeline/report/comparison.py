@@ -5,8 +5,6 @@ Interval and p-value describe these two policies on other prompts of the same ki
 would give. With several runs, p-values are corrected for multiple comparisons (Holm).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence

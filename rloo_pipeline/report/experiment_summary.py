@@ -1,7 +1,5 @@
 """Summarizes an experiment so far: each arm over its seeds, all pairs of arms, each varied key, each run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path

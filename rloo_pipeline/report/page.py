@@ -4,8 +4,6 @@ Times, costs and machines on the page come from logs and benchmarks. Everything 
 it is made.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path

@@ -7,8 +7,6 @@ library first checks the library's version. A patch release of the pinned versio
 `python -m rloo_pipeline.runtime.guard`, the end of `make upgrade`, prints what the installed versions have changed.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from functools import cache

@@ -6,8 +6,6 @@ were made. This module first checks their content: every digest, and that the fi
 missing files.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Container, Iterator
 from pathlib import Path

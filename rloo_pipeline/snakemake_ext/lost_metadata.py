@@ -5,8 +5,6 @@ files whatever the configuration says, and new rounds would build on rounds of a
 has the configuration that the run last had.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 The run stops if a check fails and `checks.accept` does not name it.
 """
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ to prefer what they see first (Zheng et al. 2023, arXiv 2306.05685, section 3.3)
 both orders, and the share of pairs with the same verdict in both tells how far to trust the judge.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

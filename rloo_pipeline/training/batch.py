@@ -8,9 +8,7 @@
 Advantages are computed over the whole round, before it is split into optimizer steps.
 """
 
-from __future__ import annotations
-
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
@@ -67,7 +65,7 @@ class AlgorithmState(NamedTuple):
     """Prompt and completion tokens so far."""
 
     @classmethod
-    def from_json(cls, fields: JSON) -> AlgorithmState:
+    def from_json(cls, fields: JSON) -> Self:
         """Reads what `to_json` wrote."""
         return cls(fields["beta"], shaping.Moments(**fields["moments"]), fields["num_tokens"])
 

@@ -4,8 +4,6 @@ It trains in the same packs as policies (`preference_pairs`), where the two conv
 beginning, and writes a model that transformers' AutoModelForSequenceClassification loads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any

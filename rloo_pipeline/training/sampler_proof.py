@@ -14,8 +14,6 @@ that of the whole distribution minus the log of the remaining mass, so it is at 
 which the trainer's log-prob exceeds it counts.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

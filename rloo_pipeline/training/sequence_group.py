@@ -7,8 +7,6 @@ class fixes lengths and heads). A rank computes the part of the weights' gradien
 gradients of a group add up to the gradient of its micro-batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise

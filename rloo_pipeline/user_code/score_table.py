@@ -1,7 +1,5 @@
 """Turns a rollouts table into a scores table: one column per reward function, and their weighted sum."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

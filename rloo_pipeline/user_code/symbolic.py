@@ -4,8 +4,6 @@ A time limit does not stop everything: an integer such as `9^{9^9}` is computed 
 all its digits. So the digits of integers that evaluating a parsed expression would compute are bounded too.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import re

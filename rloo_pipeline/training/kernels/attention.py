@@ -13,8 +13,6 @@ Windows come from transformers' own masks: `_describe_mask` returns a descriptio
 mask, so a layer has the window that it has in plain transformers, whichever key of config.json sets it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar

@@ -1,7 +1,5 @@
 """Compares log-probs and gradients of a form of batch with those of plain transformers, one sequence at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

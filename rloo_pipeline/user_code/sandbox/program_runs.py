@@ -3,8 +3,6 @@
 `rewards/code.py` explains the protocol and its limits.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -13,7 +11,7 @@ import subprocess
 import threading
 import time
 from contextlib import suppress
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, Self
 
 from rloo_pipeline.user_code.sandbox import sandbox
 from rloo_pipeline.user_code.sandbox.code_tests import Asserts, ScriptCase, UnusableTestsError
@@ -151,7 +149,7 @@ def _count_passed(report: bytes) -> int:
 class Pipe:
     """A pipe whose ends are closed when the `with` block ends, if not before."""
 
-    def __enter__(self) -> Pipe:
+    def __enter__(self) -> Self:
         reader, writer = os.pipe()
         self.reader, self.writer = os.fdopen(reader, "rb", 0), os.fdopen(writer, "wb", 0)
         return self
