@@ -8,7 +8,9 @@
 Advantages are computed over the whole round, before it is split into optimizer steps.
 """
 
-from typing import NamedTuple, Self
+from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
@@ -65,7 +67,7 @@ class AlgorithmState(NamedTuple):
     """Prompt and completion tokens so far."""
 
     @classmethod
-    def from_json(cls, fields: JSON) -> Self:
+    def from_json(cls, fields: JSON) -> AlgorithmState:
         """Reads what `to_json` wrote."""
         return cls(fields["beta"], shaping.Moments(**fields["moments"]), fields["num_tokens"])
 

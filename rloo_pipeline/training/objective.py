@@ -7,8 +7,10 @@ is aggregated by `loss_agg_mode`, with totals that are fixed before the step is 
 does not change the loss.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -53,7 +55,7 @@ class Record(NamedTuple):
     """1 if `gap` is measured."""
 
     @classmethod
-    def empty(cls, completions: int, device: torch.device | None = None) -> Self:
+    def empty(cls, completions: int, device: torch.device | None = None) -> Record:
         """A record of zeros, on the device of the log-probs so that recording does not wait for it."""
         shapes = {"gap": (completions, len(mismatch.Gap._fields)), "weight": (completions, 3)}
         return cls(**{name: torch.zeros(shapes.get(name, (completions,)), device=device) for name in cls._fields})
