@@ -4,14 +4,12 @@ A row of a dataset becomes a row of a prompt set, with prompt, prompt_ids and pr
 has them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rloo_pipeline.artifacts import image_store, vision
 from rloo_pipeline.artifacts.policy import Policy
@@ -24,9 +22,7 @@ from rloo_pipeline.data.tool_template import ToolTemplate
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import resets
 from rloo_pipeline.runtime.progress import track
-
-if TYPE_CHECKING:
-    from rloo_pipeline.user_code.pool import EnvironmentPool
+from rloo_pipeline.user_code.pool import EnvironmentPool
 
 Identity = tuple[tuple[int, ...], tuple[str, ...]]
 
