@@ -20,8 +20,7 @@ from typing import NamedTuple
 from rloo_pipeline.artifacts import prompt_counts, tables
 from rloo_pipeline.artifacts.prompt_counts import Counts
 from rloo_pipeline.artifacts.prompt_set import PromptSet
-from rloo_pipeline.config import Config, Rollout
-from rloo_pipeline.config.data import PromptSelection
+from rloo_pipeline.config import Config, PromptSelection, Rollout
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.seeds import derive, earlier_rounds, rows_for_refill, rows_of_round
 

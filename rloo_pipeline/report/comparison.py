@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rloo_pipeline.checks.statistics import RESAMPLES, gain, holm
-from rloo_pipeline.config import JSON
-from rloo_pipeline.config.section import flatten
+from rloo_pipeline.config import JSON, flatten
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.report.finished import FinishedRun
 from rloo_pipeline.report.jobs import STAGES_OF_ROUND

@@ -10,8 +10,7 @@ import os
 from collections.abc import Container, Iterator
 from pathlib import Path
 
-from rloo_pipeline.config import STAGES, Config
-from rloo_pipeline.config.section import flatten
+from rloo_pipeline.config import STAGES, Config, flatten
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging import run_files
 from rloo_pipeline.snakemake_ext import run_sources

@@ -12,8 +12,7 @@ import pyarrow as pa
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part
-from rloo_pipeline.config import Config
-from rloo_pipeline.config.rewards import Judge
+from rloo_pipeline.config import Config, Judge
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.user_code.dispatch import WorkerPools

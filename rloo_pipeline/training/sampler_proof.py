@@ -27,8 +27,7 @@ from torch import Tensor
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.config import Config
-from rloo_pipeline.config.sampling import FP8
+from rloo_pipeline.config import FP8, Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training import forward_only, round_data
