@@ -198,8 +198,7 @@ def _kept_prompts(model: ProjectModel, data: ProjectData, keys: Mapping[str, Any
         from rloo_pipeline.rollout.templating import PromptParts, Templater
 
         dataset = Dataset.model_validate({"train": data.train, "eval": data.eval, **keys})
-        policy = Policy(model.folder)
-        parts = PromptParts(Templater(dataset, policy))
+        parts = PromptParts(Templater(dataset, Policy(model.folder)))
         for name in parts.order:
             parts.add(name, [*data.rows[name]], data.name)
     except (ImportError, UserError):  # `rloo check` explains such errors

@@ -145,10 +145,9 @@ def environment(argument: str) -> type:
     """
     name = argument.partition(" ")[0]
     taskset, tasks, single = _load(argument)
-    kind = type(taskset).task_type()
     if not tasks:
         raise UserError(f"rollout.environment: 'verifiers:{argument}' has no tasks, or infinitely many")
-    if needed := _needed(kind, next(iter(tasks.values())), single):
+    if needed := _needed(type(taskset).task_type(), next(iter(tasks.values())), single):
         raise UserError(
             f"rollout.environment: 'verifiers:{name}' needs {needed}, not supported here; use another "
             "taskset, or write a class with its tools (docs/environments.md)"

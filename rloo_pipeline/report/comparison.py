@@ -165,9 +165,8 @@ def difference(first: FinishedRun, run: FinishedRun) -> JSON:
     """
     if reason := incomparable([first, run]):
         return {"value": None, "ci95": None, "p": None, "reason": reason}
-    seed = derive(first.config.seed, "comparison")
     samples = min(first.config.evaluation.num_generations, run.config.evaluation.num_generations)
-    paired = gain(first.accuracy, run.accuracy, RESAMPLES, seed, samples)
+    paired = gain(first.accuracy, run.accuracy, RESAMPLES, derive(first.config.seed, "comparison"), samples)
     return {"value": paired.value, "ci95": paired.ci95, "p": paired.p, "reason": None}
 
 

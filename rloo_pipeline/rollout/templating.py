@@ -68,8 +68,7 @@ class Templater:
                 yield {**prompt_row, "prompt_ids": encode(prompt_row["prompt"], self.dataset, self.tokenizer, location)}
             return
         begun = [(self._begin(row, location), location) for row, location in located]
-        prompt_rows = [row for row, _ in begun]
-        stored = rows_of(as_dataset(prompt_rows, path).data.table)  # as later stages read them
+        stored = rows_of(as_dataset([row for row, _ in begun], path).data.table)  # as later stages read them
         texts = resets.observations(self.pool, stored)
         for (row, location), text in zip(begun, texts, strict=True):
             prompt = _with_observation(row["prompt"], text, location)

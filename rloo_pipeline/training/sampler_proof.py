@@ -279,5 +279,4 @@ class RolloutProof:
 
     def _require(self, found: SamplerDifference) -> None:
         self.is_done = True
-        what = f"the rollouts of round {self.round}"
-        require(found, self.bound, self.policy, what, self.remedy)
+        require(found, self.bound, self.policy, f"the rollouts of round {self.round}", self.remedy)

@@ -52,8 +52,7 @@ def passed_scripts(settings: RunSettings, text: str, cases: list[ScriptCase]) ->
     for case in cases:
         if (left := end - time.monotonic()) <= 0:
             break
-        most = max(OUTPUT_LIMIT, 4 * len(case.output))
-        run = run_program(settings, text, case.input, most, seconds=left)
+        run = run_program(settings, text, case.input, max(OUTPUT_LIMIT, 4 * len(case.output)), seconds=left)
         passes = run.status == 0 and _lines(run.printed) == _lines(case.output)
         passed += passes
         if not passes and not settings.partial:
