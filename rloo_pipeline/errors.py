@@ -40,7 +40,11 @@ def printable(text: str) -> str:
 
 def one_line(text: object, longest: int = 200) -> str:
     """Puts a text or an exception's message on one line of at most `longest` characters, without lone surrogates."""
-    return " ".join(str(text).encode(errors="replace").decode().split())[:longest]
+    try:
+        whole = str(text)
+    except Exception as error:  # some exceptions of users fail to describe themselves
+        whole = f"(its __str__ raised {type(error).__name__})"
+    return " ".join(whole.encode(errors="replace").decode().split())[:longest]
 
 
 def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str:
@@ -71,6 +75,9 @@ OF_FILE_SYSTEM = {errno.EIO, errno.ESTALE, errno.EBUSY, errno.ESHUTDOWN}
 OF_FILES = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, *OF_FILE_SYSTEM}
 """Errors of files for which `explain` suggests a fix."""
 
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""Errors of flock on file systems without locks, such as Lustre mounted without `flock`."""
+
 
 def explain(error: BaseException) -> str:
     """Explains any exception in one sentence. For a UserError, that is its message."""
@@ -88,6 +95,8 @@ def explain(error: BaseException) -> str:
         return f"{file}: over the limit on file sizes; raise it (`ulimit -f unlimited`)"
     if os.strerror(errno.EMFILE) in str(error):  # Gloo and others raise their own exceptions
         return "over the limit on open files; raise it (`ulimit -n 4096`)"
+    if type(error).__name__ == "DistStoreError" and any(os.strerror(code) in str(error) for code in NO_LOCKS):
+        return f"TMPDIR is on a file system without locks ({one_line(error)}); set it to a folder on a disk of the node"
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; run the same command again to continue"
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":

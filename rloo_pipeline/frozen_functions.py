@@ -11,9 +11,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from importlib.util import spec_from_file_location
+from importlib.util import decode_source, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+
+from rloo_pipeline.errors import naming
 
 FOLDER = "functions"
 INDEX = "functions.json"
@@ -59,7 +61,7 @@ class CopyLoader(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:  # noqa: D102 - documented in the base class
         import linecache
 
-        text = self.get_source(self.name) or ""
+        text = decode_source(self.get_data(self.path))  # `get_source` would not say why a file cannot be read
         # without a modification time, tracebacks and `inspect` keep these lines
         linecache.cache[self.path] = (len(text), None, text.splitlines(keepends=True), self.path)
         super().exec_module(module)
@@ -123,5 +125,6 @@ def _read(folder: Path) -> dict[Path, str]:
     """Reads the index of a folder: file → path of its copy. Paths in the index are relative to it, so that a project
     can be moved.
     """
-    entries = json.loads((folder / INDEX).read_text(encoding="utf-8"))["files"]
+    with naming(folder / INDEX):
+        entries = json.loads((folder / INDEX).read_text(encoding="utf-8"))["files"]
     return {Path(os.path.normpath(folder / file)).resolve(): entry["copy"] for file, entry in entries.items()}

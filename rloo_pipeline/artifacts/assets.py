@@ -3,6 +3,7 @@
 It holds digests of files that lie elsewhere, such as the user's own model, for readers to check.
 """
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,15 @@ def write(
         described[key] = {**place, "files": entries(top, names)}
     write_json(folder / ASSETS, described)
     write_manifest(folder, **about)
+    make_newest(folder, described)
+
+
+def make_newest(folder: Path, places: Mapping[str, Mapping[str, Any]]) -> None:
+    """Makes assets.json at least as new as the files of its sources: the clock of their server may be ahead."""
+    files = [_files_of_source(Path(place["path"]))[0] / name for place in places.values() for name in place["files"]]
+    newest = max([file.stat().st_mtime_ns for file in files if file.exists()], default=0)
+    if newest > (folder / ASSETS).stat().st_mtime_ns:
+        os.utime(folder / ASSETS, ns=(newest, newest))
 
 
 def read(folder: Path, *keys: str, weights: bool = True) -> dict[str, Any]:

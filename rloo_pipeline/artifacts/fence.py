@@ -19,7 +19,7 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
-from rloo_pipeline.errors import UserError, translate_write_errors
+from rloo_pipeline.errors import UserError, naming, translate_write_errors
 
 FOLDER = ".fence"
 VARIABLE = "RLOO_FENCE"
@@ -86,7 +86,8 @@ def release(done: bool = False) -> None:
 
 def _holds_token() -> bool:
     try:
-        return _token_path().read_text() == os.environ[VARIABLE].partition(" ")[0]
+        with naming(_token_path()):
+            return _token_path().read_text() == os.environ[VARIABLE].partition(" ")[0]
     except FileNotFoundError:
         return False
 

@@ -4,6 +4,7 @@ Everything is written under a temporary name in the same folder and then renamed
 ever sees an incomplete file. `manifest.py` has the digests of whole folders.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -63,7 +64,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
         yield temporary
         _sync(temporary)
         fence.check()
-        os.replace(temporary, path)
+        rename(temporary, path)
         _sync(path.parent)
 
 
@@ -71,7 +72,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Yields an empty temporary folder; it replaces `path` if the block succeeds and is removed if it raises."""
     with _temporary(path) as temporary:
-        temporary.mkdir()
+        temporary.mkdir(exist_ok=True)  # it has just been made if NFS asks twice
         yield temporary
         replace_folder(temporary, path)
 
@@ -81,7 +82,7 @@ def _temporary(path: Path) -> Iterator[Path]:
     """Yields a temporary path for `path`, and removes what is left there after the block."""
     temporary = temporary_path(path)
     try:
-        with translate_write_errors(path.parent):
+        with naming(path), translate_write_errors(path.parent):
             try:
                 yield temporary
             except OSError:
@@ -100,9 +101,9 @@ def replace_folder(temporary: Path, path: Path) -> None:
     previous = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     fence.check()
     if path.exists():
-        os.replace(path, previous)
+        rename(path, previous)
     try:
-        os.replace(temporary, path)
+        rename(temporary, path)
     except OSError:  # if a later process has removed it, `previous` is that process's result
         if previous.exists():
             os.replace(previous, path)
@@ -111,10 +112,21 @@ def replace_folder(temporary: Path, path: Path) -> None:
     shutil.rmtree(previous, ignore_errors=True)
 
 
+def rename(source: Path, target: Path) -> None:
+    """Renames a file or folder. NFS repeats a request whose answer is lost, and the repeated one finds no source."""
+    number = source.lstat().st_ino
+    try:
+        os.replace(source, target)
+    except FileNotFoundError:
+        if not os.path.lexists(target) or target.lstat().st_ino != number:
+            raise
+
+
 def _apply_umask(path: Path) -> None:
     """Gives a file the permissions of the umask, since safetensors makes its files readable by their owner only."""
     if path.stat().st_nlink == 1:
-        path.chmod(0o666 & ~UMASK)
+        with suppress(PermissionError):  # file systems with ACLs may refuse it to the owner
+            path.chmod(0o666 & ~UMASK)
 
 
 def _sync(path: Path) -> None:
@@ -124,6 +136,9 @@ def _sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # SMB cannot flush folders
+            raise
     finally:
         os.close(handle)
 

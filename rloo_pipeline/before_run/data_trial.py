@@ -21,6 +21,11 @@ from rloo_pipeline.training import demonstrations
 TEMPLATED, BEGUN, WITH_IMAGES = 20_000, 64, 100
 """Maximum number of rows that are turned into prompts: in general, with tools, and with images. All rows are read."""
 
+RARE, UNSEEN = 5, 0.2
+"""A column with at most one value for `RARE` evaluated rows counts as sorted if the values that these rows lack make up
+more than the share `UNSEEN` of all rows. In random order, the expected share is at most 1 / (e · RARE).
+"""
+
 
 def datasets(inputs: RunInputs) -> Iterator[Finding]:
     """Checks that each dataset can be read and turned into prompts, and that episodes can be played on its rows; sets
@@ -128,6 +133,8 @@ def _part(inputs: RunInputs, parts: PromptParts | None, key: str, rows: list[Row
     inputs.datasets[key] = sample
     yield _finding(key, rows, sample, lengths, most)
     yield from _repeated(key, kept, rows[0])
+    if key == "dataset.eval" and inputs.config.evaluation.num_prompts:
+        yield from _sorted(key, rows, inputs.config.evaluation.num_prompts)
     if inputs.trial is not None:
         yield from episode_trial.findings(inputs.trial, key, episodes)
 
@@ -140,6 +147,20 @@ def _finding(key: str, rows: Sequence[Row], sample: DatasetSample, lengths: Sequ
     if not sample.is_whole:
         message += f" (of the first {most:,})"
     return Finding(key, True, message, note=any(reason.startswith("also in") for reason in dropped))
+
+
+def _sorted(key: str, rows: Sequence[Row], count: int) -> Iterator[Finding]:
+    """Notes a column with few values whose first rows lack values that many other rows have."""
+    for name in rows[0]:
+        parts = (rows[:count], rows)
+        first, values = (Counter(row[name] for row in part if isinstance(row.get(name), str | int)) for part in parts)
+        unseen = sum(values[value] for value in values.keys() - first.keys())
+        if len(values) <= count / RARE and unseen > len(rows) * UNSEEN:
+            message = (
+                f"its first {count} rows (evaluation.num_prompts) have {len(first)} of the {len(values)} values of"
+            )
+            yield Finding(key, True, f"{message} '{name}', so it looks sorted; shuffle the rows", note=True)
+            return
 
 
 def _repeated(key: str, kept: Sequence[Row], columns: Row) -> Iterator[Finding]:

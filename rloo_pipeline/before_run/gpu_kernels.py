@@ -74,7 +74,15 @@ def nvcc() -> str:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "twice.cu"
         source.write_text(TWICE)
-        subprocess.run([program, "-arch=native", "-o", source.with_suffix(""), source], check=True)
+        arguments = [program, "-arch=native", f"-L{CUDA_HOME}/lib64/stubs", "-o", source.with_suffix(""), source]
+        linked = subprocess.run([*arguments, "-lcuda"], stderr=subprocess.PIPE, text=True, check=False)
+        if "find -lcuda" in linked.stderr:
+            raise FileNotFoundError(
+                "no libcuda.so to link FlashInfer's kernels with; in a folder of yours, `ln -s PATH/libcuda.so.1 "
+                "libcuda.so` with the path that `ldconfig -p` shows, and export LIBRARY_PATH=FOLDER"
+            )
+        print(linked.stderr, end="", file=sys.stderr)
+        linked.check_returncode()
         subprocess.run([source.with_suffix("")], check=True)
     return f"{program} compiles and runs a kernel"
 

@@ -97,7 +97,7 @@ def _inputs(warmstart: Warmstart, dataset: DatasetSample, model: Policy | None) 
     names = ["completion", "solution", "answer"]
     if warmstart.sft is not None:
         names.insert(0, warmstart.sft.completion_column)
-    solution = next((name for name in names if isinstance(rows[0].get(name), str)), None)
+    solution = next((name for name in names if isinstance(rows[0].get(name), str | int | float)), None)
     texts = [str(row[solution]) if solution and not n % SAMPLES else WRONG_ANSWER for n, row in enumerate(rows)]
     completions = list(map(as_completion, texts, prompts))
     ids = [[*range(len(text.split()))] for text in texts]  # one per word, if there is no tokenizer

@@ -187,13 +187,15 @@ def cold_start(history: RoundHistory, *, rounds: Count = 3, zero_std: UpToOne = 
     """No round so far had enough groups to learn from.
 
     Limits:
-        rounds: number of rounds without signal from which this is a symptom.
+        rounds: number of rounds without signal from which this is a symptom. A shorter run is judged after its last
+            round.
         zero_std: a round has no signal if at least this fraction of its groups is without differences in reward.
     """
     zero = history.values(ZERO_STD)
-    if len(zero) < rounds or min(zero) < zero_std:
+    if (len(zero) < rounds and history.round != history.planned) or not zero or min(zero) < zero_std:
         return None
-    return f"in each of {len(zero)} rounds, at most {1 - min(zero):.0%} of the groups had different rewards"
+    of_rounds = f"each of {len(zero)} rounds" if len(zero) > 1 else "the only round"
+    return f"in {of_rounds}, at most {1 - min(zero):.0%} of the groups had different rewards"
 
 
 @symptom(

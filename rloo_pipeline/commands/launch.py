@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import is_yaml_name, load, read_changes
 from rloo_pipeline.config.run_set import RESULTS
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, did_you_mean
 from rloo_pipeline.runtime import caches, installation
 from rloo_pipeline.snakemake_ext import failures
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 FILES = ("--configfile", "--configfiles")
 CHANGES = ("--config", "-C")
+USUAL = ("--cores", "--jobs", "--profile", "--dry-run", "--configfile", "--configfiles", "--config")
+"""Options that are not looked up in Snakemake's parser, since importing it takes a second."""
 
 
 def run(
@@ -74,8 +77,8 @@ def command_line(arguments: Sequence[str], folder: Path = Path()) -> list[str]:
     unless an option sets their number.
 
     Raises:
-        UserError: no configuration is named and the folder has none; a change is not KEY=VALUE; or a configuration key
-            is written as an option.
+        UserError: no configuration is named and the folder has none; a change is not KEY=VALUE; a configuration key is
+            written as an option; or Snakemake has no such option.
     """
     files, changes, options = _sort(arguments)
     read_changes(changes)
@@ -99,7 +102,7 @@ def _sort(words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
     targets. Files and changes may be in any position: `my.yaml -n`, `-n my.yaml`, `-n rounds=5`.
 
     Raises:
-        UserError: a configuration key is written as an option, such as --rounds.
+        UserError: a configuration key is written as an option, such as --rounds; or Snakemake has no such option.
     """
     files, changes, others, targets = list[str](), list[str](), list[str](), list[str]()
     options = words[: words.index("--")] if "--" in words else words
@@ -116,6 +119,8 @@ def _sort(words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
         key = option.lstrip("-").replace("-", "_")
         if option.startswith("--") and key in Config.model_fields:
             raise UserError(f"{option}: a key of the configuration; write it as --config {key}=VALUE")
+        if option.startswith("--") and option not in USUAL and not any(o.startswith(option) for o in _all_options()):
+            raise UserError(f"{option}: Snakemake has no such option{did_you_mean(option, _all_options())}")
         if option in FILES + CHANGES:
             (files if option in FILES else changes).extend([value] if value else [])
         else:
@@ -135,10 +140,16 @@ def _option_of(word: str, option: str, number: int) -> str:
 
 def _takes_another_value(option: str, number: int) -> bool:
     """True if a Snakemake option that already has `number` values accepts another one."""
-    from snakemake.cli import get_argument_parser  # importing Snakemake takes a second
-
-    action = get_argument_parser()._option_string_actions.get(option)
+    action = _all_options().get(option)
     return action is not None and (number == 0 if action.nargs is None else action.nargs != 0)
+
+
+@cache
+def _all_options() -> Mapping[str, Any]:
+    """Snakemake's options, those of its plugins among them, and argparse's actions for them."""
+    from snakemake.cli import get_argument_parser
+
+    return get_argument_parser()._option_string_actions  # type: ignore[no-any-return]
 
 
 def become_snakemake(arguments: Sequence[str]) -> NoReturn:

@@ -57,7 +57,8 @@ def reward_test(reward: Reward, data: Path, completions: Path | None, workers: i
         batch = batch._replace(completion_ids=_tokenize(batch.completions, tokenizer))
     started = time.monotonic()
     constants = {} if tokenizer is None else {"tokenizer_path": tokenizer}
-    (scored,) = score_all([reward], batch, [samples] * len(rows), workers, constants)
+    trial = _first_row_twice(batch) if samples == 1 else None  # a run's calls have several completions
+    (scored,) = score_all([reward], batch, [samples] * len(rows), workers, constants, trial)
     console = Terminal(width=None if Terminal().is_terminal else 120)
     console.print(_summary(reward, scored, samples, time.monotonic() - started, workers))
     failed = [row for row, error in enumerate(scored.errors) if error]
@@ -68,6 +69,12 @@ def reward_test(reward: Reward, data: Path, completions: Path | None, workers: i
             f"{len(failed)} of {len(scored_rows)} rows failed, row {failed[0]} first: {scored.errors[failed[0]]}; fix "
             "the function (on_error and on_timeout of a reward say what a run does with such rows)"
         )
+
+
+def _first_row_twice(batch: RewardBatch) -> RewardBatch:
+    ids = batch.completion_ids and batch.completion_ids[:1] * 2
+    columns = {name: values[:1] * 2 for name, values in batch.columns.items()}
+    return RewardBatch(batch.prompts[:1] * 2, batch.completions[:1] * 2, ids, columns)
 
 
 def _print_details(console: Terminal, batch: RewardBatch, scored: FunctionScores, failed: Sequence[int]) -> None:

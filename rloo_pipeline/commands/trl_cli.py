@@ -13,8 +13,8 @@ from rloo_pipeline.config.section import JSON
 from rloo_pipeline.errors import UserError
 
 MODULE = re.compile(r"(?:.*/)?trl[./]scripts[./](rloo|grpo)(?:\.py)?")
-LAUNCH = re.compile(r"--(num[-_]processes|config[-_]file)[ =](\S+)")
-"""Options of `accelerate launch`, whose processes multiply the batch."""
+LAUNCH = re.compile(r"--(num[-_]processes|config[-_]file|nproc[-_]per[-_]node|nnodes)[ =](\S+)")
+"""Options of `accelerate launch` and `torchrun`, whose processes multiply the batch."""
 PROCESSES = {"single_gpu": 1} | dict.fromkeys(("multi_gpu", "fsdp1", "fsdp2", "zero1", "zero2", "zero3"), 8)
 """Number of processes of TRL's own configurations of accelerate."""
 OVERLONG = "get_soft_overlong_punishment"
@@ -43,7 +43,7 @@ trainer.train()
 
 
 def split(words: list[str]) -> tuple[str, list[str]] | None:
-    """The trainer's kind and the options of a TRL command, which accelerate may launch; None for a script.
+    """The trainer's kind and the options of a TRL command, which a launcher may start; None for a script.
 
     Raises:
         UserError: the command does not train with RLOO or GRPO.
@@ -54,9 +54,30 @@ def split(words: list[str]) -> tuple[str, list[str]] | None:
         return words[1].upper(), words[2:]
     for place, word in enumerate(words):
         if found := MODULE.fullmatch(word):
-            launched = LAUNCH.findall(" ".join(words[:place]))
-            return found[1].upper(), [*(f"--{name}={value}" for name, value in launched), *words[place + 1 :]]
+            return found[1].upper(), [*_launch_options(words[:place]), *words[place + 1 :]]
     return None
+
+
+def without_launcher(words: list[str]) -> tuple[list[str], JSON]:
+    """A script with its options, and `num_processes`, if `accelerate launch` or `torchrun` before it says their number.
+
+    Raises:
+        UserError: a configuration of accelerate cannot be read.
+    """
+    scripts = (place for place, word in enumerate(words) if word.endswith(".py"))
+    first = 0 if Path(words[0]).is_file() else next(scripts, 0)
+    launch = option_values(_launch_options(words[:first]))
+    count = _number_of_processes(launch)
+    return words[first:], {"num_processes": count} if count else {}
+
+
+def _launch_options(launcher: Sequence[str]) -> list[str]:
+    """The options of a launcher that tell its number of processes, in accelerate's words."""
+    found = {name.replace("-", "_"): value for name, value in LAUNCH.findall(" ".join(launcher))}
+    per_node, nodes = found.pop("nproc_per_node", ""), found.pop("nnodes", "1")
+    if per_node.isdecimal() and nodes.isdecimal():  # not `gpu`, or `1:4`
+        found["num_processes"] = str(int(per_node) * int(nodes))
+    return [f"--{name}={value}" for name, value in found.items()]
 
 
 def script(kind: str, options: JSON) -> str:
@@ -70,8 +91,8 @@ def script(kind: str, options: JSON) -> str:
         UserError: the options name no data or an unknown reward function.
     """
     rewards, imports = _rewards(options)
-    if (launch := options.get("config_file") or options.get("accelerate_config")) and "num_processes" not in options:
-        options["num_processes"] = _processes(str(launch))
+    if count := _number_of_processes(options):
+        options["num_processes"] = count
     has_eval = options.get("eval_strategy", "no") not in ("no", False)
     mixture = options.pop("datasets", None)
     train, held_out = (options.pop(f"dataset_{part}_split", part) for part in ("train", "test"))
@@ -92,6 +113,11 @@ def script(kind: str, options: JSON) -> str:
         train=train,
         held_out=f"dataset[{held_out!r}]" if has_eval else None,
     )
+
+
+def _number_of_processes(options: JSON) -> int | None:
+    launch = options.get("config_file") or options.get("accelerate_config")
+    return options.get("num_processes") or (_processes(str(launch)) if launch else None)
 
 
 def _processes(launch: str) -> int | None:

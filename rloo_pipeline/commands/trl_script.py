@@ -11,6 +11,7 @@ from rloo_pipeline.commands import trl_cli
 from rloo_pipeline.commands.trl_syntax import UNSHOWN, all_nodes, name_of
 from rloo_pipeline.commands.trl_tables import POSITIONAL, TALK
 from rloo_pipeline.commands.trl_values import ScriptValues
+from rloo_pipeline.config.section import JSON
 from rloo_pipeline.errors import UserError
 
 TRAINERS = ("RLOOTrainer", "GRPOTrainer")
@@ -26,13 +27,15 @@ class TrlScript(ScriptValues):
     """A script, and the call that makes its trainer.
 
     Args:
-        command: the script's file and options, as after `python`, or a command of TRL.
+        command: the script's file and options, with or without `python` or a launcher, or a command of TRL.
 
     Raises:
         UserError: the file cannot be read, is not Python, or does not make exactly one RLOOTrainer or GRPOTrainer.
     """
 
     def __init__(self, command: str) -> None:
+        self.launch: JSON = {}
+        """`num_processes`, if a launcher before the script says it."""
         try:
             name, *words = shlex.split(command) or [""]
         except ValueError as error:  # a quotation mark without a second one
@@ -43,6 +46,7 @@ class TrlScript(ScriptValues):
             self.text = trl_cli.script(kind, options)
             tree = ast.parse(self.text)
         else:
+            (name, *words), self.launch = trl_cli.without_launcher([name, *words])
             path, options = Path(name), trl_cli.option_values(words)
             self.text, tree = _read(path)
         self.trainer = _trainer(path, tree)
@@ -71,8 +75,8 @@ class TrlScript(ScriptValues):
         """Options of the RLOOConfig or GRPOConfig, as expressions or as values from the script's command line."""
         node = self.arguments.get("args")
         if node is None:
-            return {}
-        target, found = self.resolved(node), dict[str, ast.expr | Any]()
+            return self.launch
+        target, found = self.resolved(node), dict[str, ast.expr | Any](self.launch)
         for one in all_nodes(self.tree, ast.ClassDef):
             if any(name_of(base) == f"{self.kind}Config" for base in one.bases):
                 found |= self.fields(one)

@@ -50,7 +50,9 @@ class Evaluation(Section):
     """Evaluation on the held-out prompts. All evaluated policies get the same prompts and seeds."""
 
     num_prompts: int | None = Field(None, ge=1)
-    """Number of held-out prompts, from the start. Default: all."""
+    """Number of held-out prompts: the first ones, so shuffle rows that are sorted by subject or difficulty. Default:
+    all.
+    """
     num_generations: int = Field(1, ge=1)
     """Completions per prompt. pass@k is reported for k = 1, 2, 4, … up to this number."""
     temperature: Annotated[float, Field(ge=0), AfterValidator(check_evaluation_temperature)] = 1.0

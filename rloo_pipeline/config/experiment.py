@@ -77,7 +77,7 @@ class Experiment(Section):
         for name, changes in self._named():
             if not RUN_NAME.fullmatch(name) or name in RESERVED:
                 yield (
-                    f"arms: '{name}' cannot be the name of an arm; use letters, digits, '.', '_' and '-', "
+                    f"arms: '{name}' cannot be the name of an arm; use at most 245 letters, digits, '.', '_' and '-', "
                     f"and none of {', '.join(RESERVED)}"
                 )
             for key in changes:

@@ -21,7 +21,7 @@ from rloo_pipeline.config.training import Deepspeed, Update
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
 TENSORBOARD: Tracker = "tensorboard"
 """Each update writes its files, so it has no module in trackers/."""
-RUN_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+RUN_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,244}$")
 EXCHANGE = re.compile(r"^(shared|node|[/$].+)$")
 _SPELLED_OUT = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "Ä": "Ae", "Ö": "Oe", "Ü": "Ue", "ß": "ss", "ø": "o"})
 
@@ -29,15 +29,15 @@ _SPELLED_OUT = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "Ä": "Ae", "�
 def valid_run_name(name: str) -> str:
     """Turns `name` into a valid name for a run, with few changes; `my-run` if none of it can be kept."""
     letters = unicodedata.normalize("NFKD", name.translate(_SPELLED_OUT)).encode("ascii", "ignore").decode()
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", letters).strip("-._") or "my-run"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", letters)[:245].strip("-._") or "my-run"
 
 
 def check_run_name(name: str) -> str:
     """Returns the name if it can be that of a run; otherwise raises ValueError."""
     if not RUN_NAME.fullmatch(name):
         raise ValueError(
-            f"'{name}' cannot be the name of a run, since it names a folder and jobs: use letters without accents, "
-            f"digits, '.', '_' and '-', such as '{valid_run_name(name)}'"
+            f"'{name}' cannot be the name of a run, since it names a folder and jobs: use at most 245 letters "
+            f"without accents, digits, '.', '_' and '-', such as '{valid_run_name(name)}'"
         )
     return name
 

@@ -17,7 +17,7 @@ from rloo_pipeline.checks.history import Metrics
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.config.run_set import EXPERIMENT
-from rloo_pipeline.errors import UserError, raise_unless_missing
+from rloo_pipeline.errors import UserError, naming, raise_unless_missing
 from rloo_pipeline.judging.diagnosis import STOPPED, Symptom, diagnose, monitors_of
 
 NO_MEMORY = (
@@ -306,7 +306,7 @@ def _out_of_memory_line(log: Path) -> str | None:
 
 def tail_of(log: Path, size: int) -> str:
     """The text of the last `size` bytes of a log."""
-    with log.open("rb") as file:
+    with naming(log), log.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - size))
         return file.read().decode("utf-8", errors="replace")
 

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
+from rloo_pipeline.errors import naming
 from rloo_pipeline.judging.run_files import round_of
 from rloo_pipeline.stages.table import ROWS
 
@@ -80,7 +81,8 @@ def jobs_of(run: Path, rounds: int) -> list[JobRecord]:
             continue
         if file.parent.name == "workers":  # the work of workers is also in the logs of the jobs that used them
             continue
-        text = file.read_text(encoding="utf-8", errors="replace")
+        with naming(file):
+            text = file.read_text(encoding="utf-8", errors="replace")
         if times := list(TOOK.finditer(text)):
             records.append(_record(run, file.relative_to(logs).with_suffix(""), text, times[-1]))
     return sorted(records, key=lambda job: (job.began, job.stage, job.name))
@@ -150,7 +152,7 @@ def _measured(match: re.Match[str], benchmark: Path) -> tuple[float | None, floa
     """
     row: dict[str, str] = {}
     if benchmark.exists():
-        with benchmark.open(encoding="utf-8", newline="") as lines:
+        with naming(benchmark), benchmark.open(encoding="utf-8", newline="") as lines:
             row = next(csv.DictReader(lines, delimiter="\t"), row)
     return _largest(match["cpu"], row.get("cpu_time")), _largest(match["memory"], row.get("max_rss"))
 

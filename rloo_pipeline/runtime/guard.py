@@ -4,14 +4,15 @@ Replacing an attribute that a later version has renamed succeeds and does nothin
 library first checks the library's version. A patch release of the pinned version is accepted if everything in
 `used_internals` exists there and takes the same parameters. tools/internals.csv lists every case.
 
-`python -m rloo_pipeline.runtime.guard`, the end of `make upgrade`, prints what the installed versions have changed.
+`python -m rloo_pipeline.runtime.guard`, the end of `make upgrade`, prints what the installed versions have changed, and
+what stops stages from running with them.
 """
 
 import inspect
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -56,13 +57,10 @@ def require(distribution: str) -> None:
             same.
     """
     pin = PINS[distribution]
-    installed = _installed(distribution).partition("+")[0]
-    if installed == pin.version:
+    if _is_accepted(distribution):
         return
-    is_patch = installed.split(".")[:2] == pin.version.split(".")[:2]
-    if is_patch and not changes(distribution):
-        return
-    change = f", where {changes(distribution)[0]}" if is_patch else ""
+    installed = _installed(distribution)
+    change = f", where {changes(distribution)[0]}" if _is_patch(distribution) else ""
     raise UserError(
         f"{distribution} {installed} is installed{change}, but rloo_pipeline uses internals of {pin.version} "
         f"(docs/internals.md): install {distribution}=={pin.version}, as in {pin.requirements}"
@@ -79,10 +77,28 @@ def is_installed(distribution: str) -> bool:
 
 
 def _installed(distribution: str) -> str:
+    """The installed version, without the name of a local build."""
+    return version(_name(distribution)).partition("+")[0]
+
+
+def _name(distribution: str) -> str:
+    """The name of the distribution that is installed."""
     try:
-        return version(distribution)
+        version(distribution)
     except PackageNotFoundError:
-        return version(PINS[distribution].alternative or distribution)
+        return PINS[distribution].alternative or distribution
+    return distribution
+
+
+def _is_patch(distribution: str) -> bool:
+    """True for the pinned version and its patch releases."""
+    return _installed(distribution).split(".")[:2] == PINS[distribution].version.split(".")[:2]
+
+
+def _is_accepted(distribution: str) -> bool:
+    if _installed(distribution) == PINS[distribution].version:
+        return True
+    return _is_patch(distribution) and not changes(distribution)
 
 
 @cache
@@ -120,14 +136,33 @@ def _signature(module: object, path: str) -> str | None:
     return str(inspect.Signature([parameter.replace(annotation=empty, default=empty) for parameter in parameters]))
 
 
+def _unmet(distribution: str) -> Iterator[str]:
+    """What the installed version asks of torch and of libraries in PINS, but does not get, one clause each."""
+    from packaging.requirements import Requirement
+
+    for line in requires(_name(distribution)) or ():
+        asked = Requirement(line.replace("+cpu", ""))  # a build of torch that PyPI lacks
+        if asked.name in (*PINS, "torch") and (asked.marker is None or asked.marker.evaluate()):
+            found = version(asked.name)
+            if not asked.specifier.contains(found, prereleases=True):
+                yield f"asks for {asked.name}{asked.specifier}, but {found} is installed"
+
+
 def main() -> None:
-    """Prints what the installed versions have changed; exits with an error if there is anything."""
-    installed = [*filter(is_installed, PINS)]
-    for name in installed:
-        print(f"{name} {_installed(name)}, pinned {PINS[name].version}: {len(changes(name))} changes")
-        for change in changes(name):
-            print(f"  {change}")
-    raise SystemExit(any(map(changes, installed)))
+    """Prints what the installed versions have changed; exits with an error if a stage would refuse one of them, or they
+    do not go together.
+    """
+    good = True
+    for name in filter(is_installed, PINS):
+        accepted, found = _is_accepted(name), [*changes(name), *_unmet(name)]
+        refused = "" if accepted else f"; stages refuse it while guard.PINS has {PINS[name].version}"
+        print(f"{name} {_installed(name)}, pinned {PINS[name].version}: {len(changes(name))} changes{refused}")
+        for problem in found:
+            print(f"  {problem}")
+        good = good and accepted and not found
+    if not good:
+        print("docs/internals.md says how to take a newer release")
+    raise SystemExit(not good)
 
 
 if __name__ == "__main__":

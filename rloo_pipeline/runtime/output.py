@@ -95,7 +95,7 @@ def _opened(terminal: Path) -> IO[str]:
 def _redirect(log: Path) -> None:
     """Redirects standard output and error of this process and its children to the log file."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.runtime import progress
+from rloo_pipeline.runtime import controller_watch, progress
 
 RENDEZVOUS = "RLOO_MEETING"
 """Environment variable: path of the file through which ranks on several nodes find each other (cluster/nodes.py)."""
@@ -91,7 +91,8 @@ def refuse_failed(ranks: str, failed: Path, code: int) -> None:
 def torchrun(processes: int, arguments: Sequence[str]) -> None:
     """Runs `rloo ARGUMENTS` as `processes` ranks on this machine and waits for them.
 
-    Rank 0 shows its progress on the terminal of this process (progress.TERMINAL); the others write to the log only.
+    Rank 0 shows its progress on the terminal of this process (progress.TERMINAL); the others write to the log only. The
+    ranks end with this process, even if it is killed.
 
     Raises:
         UserError: a rank failed.
@@ -99,6 +100,7 @@ def torchrun(processes: int, arguments: Sequence[str]) -> None:
     terminal = f"/proc/{os.getpid()}/fd/{progress.console.file.fileno()}"
     with tempfile.TemporaryDirectory(prefix="rloo-ranks-") as folder:
         environment = os.environ | torchrun_environment(Path(folder)) | {progress.TERMINAL: terminal}
+        environment[controller_watch.VARIABLE] = controller_watch.name()
         outcome = subprocess.run(torchrun_command(processes, arguments), env=environment, check=False)
         refuse_failed(f"{processes} ranks", Path(environment[FAILED]), outcome.returncode)
 

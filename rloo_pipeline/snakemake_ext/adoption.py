@@ -111,6 +111,7 @@ def accept_sources(folder: Path) -> None:
         sources = run_sources.recorded(folder)
         assets.read(folder, *(name for name, source in sources.items() if Path(source["path"]).exists()))
         os.utime(folder / assets.ASSETS)
+        assets.make_newest(folder, sources)
 
 
 def _artifacts(folder: Path) -> Iterator[Path]:

@@ -32,6 +32,7 @@ BEFORE_PLANNING: Steps = (
     planning.prepare,
     early_stop.prepare_interrupt,
     early_stop.end_with_first,
+    early_stop.end_gracefully,
     logger.tell_displays,
     shared_cache.make_safe,
     removal.rename_first,

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import Any
 
 from snakemake.logging import logger
 
@@ -100,6 +101,18 @@ def end_with_first(call: SnakemakeCall) -> None:
     """Makes a call that finishes a run end with the call that started it, so that it does not work beside the next."""
     if call.main:
         controller_watch.watch(FINISHES)
+
+
+def end_gracefully(_: SnakemakeCall) -> None:
+    """Makes SIGTERM end Snakemake, as when SLURM ends a job, even while it waits for a job's files: its handler waits
+    for a lock that the interrupted thread then holds.
+    """
+    from snakemake.scheduling.job_scheduler import JobScheduler
+
+    end: Any = JobScheduler.exit_gracefully
+    if end.__module__ != __name__:
+        handler: Any = lambda scheduler, *_: threading.Thread(target=end, args=(scheduler,)).start()  # noqa: E731
+        JobScheduler.exit_gracefully = handler
 
 
 def only_first_interrupt() -> None:

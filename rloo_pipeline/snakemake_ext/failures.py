@@ -100,7 +100,8 @@ def message_of(logs: Sequence[str], reported: str | None, status: int, before: M
         if folder.exists() and nearly_full(folder):  # on a full disk, the log may lack its end
             return no_space_left(folder)
     lines = [line for text in texts for line in text.splitlines() if line.strip()]
-    last = f"the last line of its log is: {lines[-1].strip()}" if lines else "it wrote no log"
+    last = f"the last line of its log is: {lines[-1].strip()}" if lines else "its log is empty"
+    last = last if written else "it wrote no log"
     return f"{_ending(status)}; {last}"
 
 

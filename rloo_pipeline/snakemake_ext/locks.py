@@ -75,12 +75,12 @@ def hold(folder: Path, run: str, results: Path = Path(RESULTS)) -> Hold:
     own = hidden / f"rloo-{run}.lock"
     try:
         hidden.mkdir(exist_ok=True)
-        handle = os.open(own, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = os.open(own, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         if isinstance(error, PermissionError) and own.exists():
             raise UserError(
-                f"{place}: started by {_user_of(own)}, whose lock {own} this user cannot write; if that run has "
-                "ended, have it deleted and repeat the command"
+                f"{place}: started by {_user_of(own)}, and this user cannot write {own}; continue a copy "
+                "(`rloo adopt`), or let the owner share the folder (chmod -R g+w)"
             ) from None
         raise UserError(f"{folder}: a run needs a folder in which it can write ({error.strerror})") from None
     owner = os.read(handle, 1000).decode(errors="replace")

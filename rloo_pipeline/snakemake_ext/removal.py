@@ -28,7 +28,7 @@ def rename_first(_: SnakemakeCall) -> None:
             return
         files.remove_temporary(path.parent, "*.removed")
         renamed = path.with_name(f".{path.name}.removed.{uuid.uuid4().hex[:8]}.tmp")
-        path.rename(renamed)
+        files.rename(path, renamed)
         shutil.rmtree(renamed, ignore_errors=True)
 
     io.remove = remove_renamed

@@ -8,6 +8,7 @@ finishes a run after a gate, and each allocation of a run in one job. By then, t
 another run, so all of these read copies (`freeze_config`).
 """
 
+import errno
 import os
 import shutil
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from rloo_pipeline.artifacts import files
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import is_experiment, read_mapping, sealed
 from rloo_pipeline.config.run_set import EXPERIMENT, GROUPS, RunSet, jobs_by_group
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging.run_files import held_out_of, is_finished, metrics_of
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
@@ -47,7 +49,9 @@ def mark_unfinished(call: SnakemakeCall) -> None:
     """Makes summaries that will be rewritten older than all other files, since jobs will change their sources."""
     for run in call.to_finish():
         if (file := call.run_folder(run) / "summary.json").exists():
-            os.utime(file, (0, 0))
+            copy = shutil.copyfile(file, file.with_name(".summary.json.old"))  # a colleague may own the file
+            os.utime(copy, (0, 0))
+            copy.replace(file)
 
 
 def remove_lost_shards(call: SnakemakeCall) -> None:
@@ -106,7 +110,15 @@ def _link(link: Path, target: Path) -> None:
     if link.is_dir() and not link.is_symlink():
         shutil.rmtree(link)
     with files.atomic_write(link) as temporary:
-        temporary.symlink_to(path)
+        try:
+            temporary.symlink_to(path)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+            raise UserError(
+                f"{link}: this file system has no symbolic links ({error.strerror}), and an experiment needs them; use "
+                "another folder"
+            ) from error
 
 
 class _Dumper(yaml.SafeDumper):

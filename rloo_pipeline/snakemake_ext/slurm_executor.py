@@ -36,6 +36,7 @@ import subprocess
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime, timedelta
 from threading import Lock
@@ -75,6 +76,8 @@ class Executor(plugin.Executor):  # type: ignore[misc]
 
     _shown_for: int | None = None
     """Seconds for which squeue shows a job that has ended; None until SLURM has been asked."""
+    _next_try = 0.0
+    """Time before which no waiting call is made."""
     _told_full = float("-inf")
     """Time at which a message last said that the queue is full."""
 
@@ -89,6 +92,8 @@ class Executor(plugin.Executor):  # type: ignore[misc]
         """Held while a job is submitted; whoever holds it knows all jobs that SLURM accepted and named."""
         self._known: set[str] = set()
         """Ids of jobs and arrays that SLURM accepted and named."""
+        self._waiting = ThreadPoolExecutor(1)
+        """Makes calls that wait for SLURM, one at a time."""
         self._last_end = time.monotonic()
         if "SLURM_JOB_ID" in os.environ:  # submitted jobs must not take this one's resources for theirs
             if account := os.environ.get("SLURM_JOB_ACCOUNT"):  # submitit does not pass SBATCH_ACCOUNT on
@@ -145,11 +150,11 @@ class Executor(plugin.Executor):  # type: ignore[misc]
                 for job_info in submit_array(self, command, jobs):
                     self._report_job_submission_threadsafe(job_info)
         except Exception as error:  # this runs in its own thread, where nobody else would see it
-            # an array with more tasks than the limit of the queue would wait forever
-            size = -(-len(jobs) // 2) if QUEUE_FULL.search(str(error)) else len(jobs)
-            for part in (jobs[start : start + size] for start in range(0, len(jobs), size)):
-                if not self._submits_again(str(error), self._submit_array, command, part):
-                    self._submission_failed(part, error)
+            half = len(jobs) // 2 if QUEUE_FULL.search(str(error)) else 0
+            if half:  # an array with more tasks than the queue may have would wait forever
+                self._submit_array(command, jobs[:half])
+            if not self._submits_again(str(error), self._submit_array, command, jobs[half:]):
+                self._submission_failed(jobs[half:], error)
 
     def _submission_failed(self, jobs: Iterable[Any], error: Exception) -> None:
         for job in jobs:
@@ -193,10 +198,17 @@ class Executor(plugin.Executor):  # type: ignore[misc]
         return True
 
     def _later(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Calls a function in a submitting thread after a while, unless these threads have been told to end."""
-        time.sleep(self.workflow.executor_settings.init_seconds_before_status_checks)
-        with suppress(RuntimeError):
-            self._job_submission_executor.submit(function, *arguments)
+        """Calls a function in a submitting thread after a while, unless these threads have been told to end. They
+        meanwhile submit other jobs, such as those of another account. Waiting calls take turns, so SLURM is not asked
+        more often if there are many.
+        """
+        self._next_try = time.monotonic() + self.workflow.executor_settings.init_seconds_before_status_checks
+        self._waiting.submit(self._call_when_due, function, *arguments)
+
+    def _call_when_due(self, function: Callable[..., None], *arguments: Any) -> None:
+        time.sleep(max(0.0, self._next_try - time.monotonic()))
+        with suppress(RuntimeError, CancelledError):  # the submitting threads have been told to end
+            self._job_submission_executor.submit(function, *arguments).result()
 
     def _submit_again(self, submit: Callable[..., None], *arguments: Any) -> None:
         """Cancels jobs that SLURM may have accepted without saying so, then submits them again."""
@@ -245,13 +257,16 @@ class Executor(plugin.Executor):  # type: ignore[misc]
     async def _ask(self) -> dict[str, str] | None:
         """The states of the run's jobs, by job id; None if SLURM did not answer."""
         name = f"--name {self.run_uuid}"
-        if self._status_program() == "sacct":
+        commands = [f"squeue --array --states=all --noheader --format='%i|%T %r' {name}"]
+        if self._status_program() == "sacct":  # it may be down, or have no records
             start = f"{datetime.now() - timedelta(days=2):%Y-%m-%dT%H:00}"
-            command = f"sacct -X --parsable2 --noheader --format=JobID,State --starttime {start} --endtime now {name}"
-        else:
-            command = f"squeue --array --states=all --noheader --format='%i|%T %r' {name}"
-        async with self.status_rate_limiter:
-            states, _ = await job_status_query.query_job_status(command, self.logger)
+            sacct = "sacct -X --parsable2 --noheader --format=JobID,State"
+            commands.insert(0, f"{sacct} --starttime {start} --endtime now {name}")
+        for command in commands:
+            async with self.status_rate_limiter:
+                states, _ = await job_status_query.query_job_status(command, self.logger)
+            if states is not None:
+                break
         return states  # type: ignore[no-any-return]
 
     def _status_program(self) -> str:

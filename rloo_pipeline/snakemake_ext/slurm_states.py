@@ -20,9 +20,15 @@ HELD = re.compile(r"JobHeld\w*|JobHoldMaxRequeue|.*\bheld\b.*", re.IGNORECASE)
 """Pending reasons of jobs that wait until a person releases them, such as `launch failed requeued held`."""
 BUDGET = re.compile(r"(?:QOS|Assoc)Grp\w*Min\w*")
 """Pending reasons of jobs whose account has used up its hours."""
-UNAVAILABLE = re.compile(r"BadConstraints|PartitionDown|PartitionInactive|PartitionNodeLimit|ReqNodeNotAvail.*")
+UNAVAILABLE = re.compile(r"BadConstraints|Partition(?:Config|Down|Inactive|NodeLimit)|ReqNodeNotAvail.*")
 """Pending reasons of jobs that wait for nodes that are down or do not exist."""
-FAILED = ("DEADLINE", "FAILED", "OUT_OF_MEMORY", "TIMEOUT")
+FAILED = {
+    "DEADLINE": "",
+    "FAILED": "",
+    "OUT_OF_MEMORY": "; if no retry helps, set mem_mb of its rule under set-resources in the profile",
+    "TIMEOUT": "; if no retry helps, set runtime of its rule under set-resources in the profile",
+}
+"""States of jobs that failed, with advice."""
 FORGOTTEN_AFTER = 300.0
 """Seconds for which SLURM may fail to list a job. This exceeds the lag of an accounting database, and squeue shows
 ended jobs for as long by default (MinJobAge).
@@ -93,7 +99,7 @@ class JobStates:
         if state == "CANCELLED":
             return Verdict(Outcome.CANCELLED, "was cancelled, so the run ends; the same command continues it")
         if state in FAILED:
-            return Verdict(Outcome.FAILED, f"ended as {state}")
+            return Verdict(Outcome.FAILED, f"ended as {state}{FAILED[state]}")
         return Verdict(Outcome.ACTIVE)
 
     def _once(self, job: str, state: str, reason: str) -> str:

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rloo_pipeline.artifacts import manifest, node_files
+from rloo_pipeline.artifacts.files import rename
 from rloo_pipeline.artifacts.model_files import INDEX, WEIGHTS
 from rloo_pipeline.errors import UserError, translate_write_errors
 from rloo_pipeline.runtime import ranks
@@ -110,7 +111,7 @@ def _write(tensors: Mapping[str, Tensor], path: Path) -> str:
         with own.open("rb") as file:
             os.fsync(file.fileno())
     digest = manifest.digest(own)
-    own.rename(path)
+    rename(own, path)
     return digest
 
 

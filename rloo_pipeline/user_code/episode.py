@@ -233,7 +233,7 @@ class Episode(CallerOfUserCode):
             raise error
         traceback.print_exception(error)
         where = import_string.error_location(error, self.reference)
-        message = f"{method} of '{self.reference}' raised {type(error).__name__}: {error}"
+        message = f"{method} of '{self.reference}' raised {type(error).__name__}: {one_line(error, 500)}"
         return RequestDone(lost=one_line(message, 500) + where)
 
 

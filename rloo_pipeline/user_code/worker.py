@@ -30,7 +30,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline import import_string
-from rloo_pipeline.errors import UserError, one_line
+from rloo_pipeline.errors import UserError, explain, one_line
 from rloo_pipeline.user_code import reward_call
 from rloo_pipeline.user_code.messages import (
     TRACEBACK_CHARACTERS,
@@ -101,8 +101,8 @@ def _serve(parent: ParentConnection, board: StatusBoard, start: Start) -> None:
     try:
         function = import_string.load(start.function)
         signature = reward_call.signature_of(function)
-    except (UserError, ValueError, TypeError) as error:
-        parent.send([Broken(str(error))])
+    except (UserError, ValueError, TypeError, OSError) as error:
+        parent.send([Broken(explain(error) if isinstance(error, OSError) else str(error))])
         return
     parent.send([Ready(signature)])
     gc.collect()
@@ -264,7 +264,7 @@ class _Scorer(CallerOfUserCode):
         if isinstance(error, UserError):
             rows = reward_call.rows_text(call.rows)
             return Failed(call.number, seconds, bad=f"cannot continue with {rows}: {error}")
-        message = one_line(f"raised {type(error).__name__}: {error}", 500)
+        message = one_line(f"raised {type(error).__name__}: {one_line(error, 500)}", 500)
         message += import_string.error_location(error, self.reference)
         text = "".join(traceback.format_exception(error))
         return Failed(call.number, seconds, raised=message, traceback=text[-TRACEBACK_CHARACTERS:])

@@ -167,13 +167,21 @@ class WorkerProcess(UserCodeProcess):
         return min([last, *ends]) + (GRACE if self.signature and self.signature.asynchronous else 0.0)
 
     def kill(self) -> int:
-        """Kills the process and its process group. Returns the exit code."""
+        """Kills the process, its process group and, if it still runs, its descendants. Returns the exit code."""
+        import psutil  # another Python, which imports this module for its environments, may lack it
+
         self.close()
         if self._killed:  # its id may be another process's by now
             return self.process.wait()
         self._killed = True
+        descendants: list[psutil.Process] = []
+        with suppress(psutil.NoSuchProcess):
+            descendants = psutil.Process(self.process.pid).children(recursive=True)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
+        for descendant in descendants:  # some are in sessions of their own
+            with suppress(psutil.Error):  # it has ended, or runs as another user
+                descendant.kill()
         exit_code = self.process.wait()
         reap_group(self.process.pid)
         return exit_code

@@ -1,10 +1,13 @@
 """The copies of the user's functions that a run imports in place of the files."""
 
+import errno
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers import mini
@@ -14,6 +17,8 @@ from rloo_pipeline.artifacts import function_copies
 from rloo_pipeline.config import provenance, syntax
 from rloo_pipeline.config.loading import validate
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.user_code import worker
+from rloo_pipeline.user_code.messages import Start
 
 FUNCTION = "from {helper} import ONE\n\ndef reward(completions):\n    return [ONE / len(completions)]\n"
 
@@ -113,3 +118,22 @@ def test_copies_that_a_kill_left_between_two_renames_are_put_back(tmp_path) -> N
     (folder.with_name(".functions.3.tmp")).mkdir()
     function_copies.restore(folder)
     function_copies.verify(folder)
+
+
+@pytest.mark.parametrize("unreadable", ["functions.json", "mine.py"])
+def test_a_worker_names_a_copy_that_it_cannot_read_and_says_why(tmp_path, monkeypatch, unreadable) -> None:
+    (tmp_path / "mine.py").write_text(FUNCTION.format(helper="math").replace("ONE", "pi"))
+    frozen_functions.use(folder := freeze("mine.py:reward"))
+    frozen_functions.use(None)
+    read = Path.open
+
+    def fail(path: Path, *arguments: object, **options: object) -> object:
+        if path == folder / unreadable:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return read(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", fail)
+    monkeypatch.setenv(frozen_functions.VARIABLE, str(folder))
+    messages = []
+    worker._serve(SimpleNamespace(send=messages.extend), None, Start("mine.py:reward", {}, os.getpid()))
+    assert re.search(f"Input/output error.*{unreadable}|{unreadable}: the file system failed", messages[0].message)

@@ -3,11 +3,12 @@
 import errno
 import os
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from rloo_pipeline.artifacts import fence, files
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, explain
 
 
 @pytest.fixture
@@ -53,6 +54,15 @@ def test_on_nfs_a_file_that_a_later_process_has_removed_is_not_a_failed_file_sys
 
     with pytest.raises(UserError, match="started again"):
         lose_file()
+
+
+def test_a_token_that_cannot_be_read_is_named(turns, monkeypatch) -> None:
+    turns("older")
+    failure = OSError(errno.EIO, os.strerror(errno.EIO))
+    monkeypatch.setattr(Path, "read_text", mock.Mock(side_effect=failure))
+    with pytest.raises(OSError, match="Input/output error") as raised:
+        fence.check()
+    assert explain(raised.value).partition(":")[0].endswith("/.fence/policies__00001")
 
 
 @pytest.mark.parametrize("first", ["older", "later"])

@@ -55,6 +55,41 @@ def test_the_old_folder_stays_if_the_new_one_cannot_replace_it(tmp_path, monkeyp
     assert [file.name for file in path.iterdir()] == ["old"]
 
 
+def test_a_request_that_nfs_repeats_after_it_succeeded_is_no_error(tmp_path, monkeypatch) -> None:
+    replace, mkdir = os.replace, Path.mkdir
+
+    def replace_twice(source: Path, target: Path) -> None:
+        replace(source, target)
+        replace(source, target)
+
+    def mkdir_twice(path: Path, *arguments: int, exist_ok: bool = False, **options: bool) -> None:
+        mkdir(path, *arguments, exist_ok=exist_ok, **options)
+        mkdir(path, *arguments, exist_ok=exist_ok, **options)
+
+    monkeypatch.setattr(os, "replace", replace_twice)
+    monkeypatch.setattr(Path, "mkdir", mkdir_twice)
+    for content in ("old", "new"):
+        files.write_text(tmp_path / "file", content)
+        with files.atomic_folder(tmp_path / "folder") as temporary:
+            (temporary / content).touch()
+    assert (tmp_path / "file").read_text() == "new"
+    assert sorted(str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*")) == ["file", "folder", "folder/new"]
+    monkeypatch.setattr(os, "replace", lambda source, target: replace(tmp_path / "lost", target))
+    with pytest.raises(FileNotFoundError):
+        files.write_text(tmp_path / "file", "newer")
+
+
+def test_a_folder_is_written_where_permissions_cannot_be_changed_and_folders_not_flushed(tmp_path, monkeypatch) -> None:
+    def refuse(number: int) -> mock.Mock:
+        return mock.Mock(side_effect=OSError(number, os.strerror(number)))
+
+    monkeypatch.setattr(Path, "chmod", refuse(errno.EPERM))
+    monkeypatch.setattr(os, "fsync", refuse(errno.EINVAL))
+    with files.atomic_folder(tmp_path / "folder") as temporary:
+        (temporary / "file").touch()
+    assert (tmp_path / "folder" / "file").exists()
+
+
 def test_the_later_of_two_writers_wins(tmp_path) -> None:
     path = tmp_path / "table"
 
@@ -134,6 +169,12 @@ def test_an_error_of_the_file_system_names_the_folder_and_leaves_no_file(tmp_pat
         with pytest.raises(UserError, match=rf"^{tmp_path}: the file system failed \(Stale file handle\); run again"):
             write()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_over_the_limit_on_file_sizes_is_named(tmp_path) -> None:
+    with pytest.raises(OSError, match="File too large") as raised, files.atomic_write(tmp_path / "table"):
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    assert explain(raised.value).startswith(f"{tmp_path / 'table'}: over the limit on file sizes")
 
 
 @pytest.mark.parametrize("read", [files.read_json, manifest.digest, lambda path: tables.read(path, "scores")])

@@ -4,6 +4,7 @@ import errno
 import importlib
 import inspect
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from torch.distributed import DistStoreError
 
 from rloo_pipeline import __main__ as entry
 from rloo_pipeline import snakemake_ext
@@ -86,6 +88,13 @@ def test_a_limit_on_open_files_gives_a_one_line_error_whoever_meets_it() -> None
         RuntimeError("gloo: rv != -1. Too many open files"),
     ):
         assert explain(error) == "over the limit on open files; raise it (`ulimit -n 4096`)"
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS])
+def test_a_folder_for_temporary_files_without_locks_gives_a_one_line_error(code) -> None:
+    assert explain(DistStoreError(os.strerror(code))) == (
+        f"TMPDIR is on a file system without locks ({os.strerror(code)}); set it to a folder on a disk of the node"
+    )
 
 
 def test_a_package_that_the_light_controller_lacks_gives_a_one_line_error() -> None:

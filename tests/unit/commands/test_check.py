@@ -330,3 +330,25 @@ def test_incomplete_weights_are_not_counted(tmp_path, tiny_model) -> None:
     (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps(names))
     assert Policy(tmp_path / "model").dimensions.parameters == pytest.approx(whole, rel=0.01)
     assert model_dims._count_parameters(tmp_path / "model") == (0, 0)
+
+
+def test_held_out_rows_that_are_sorted_are_noted_if_only_the_first_ones_are_evaluated(case, tmp_path) -> None:
+    rows = [{"question": f"What is {n}-{n}?", "answer": "0", "subject": "add" if n < 10 else "sub"} for n in range(20)]
+    write(tmp_path / "test.jsonl", rows)
+    config = case(evaluation={"num_prompts": 10})
+    (note,) = [one for one in findings(config, tmp_path) if one.note]
+    assert note.message == (
+        "its first 10 rows (evaluation.num_prompts) have 1 of the 2 values of 'subject', so it looks sorted; shuffle "
+        "the rows"
+    )
+    write(tmp_path / "test.jsonl", rows[::2] + rows[1::2])
+    assert not [one for one in findings(config, tmp_path) if one.note]
+
+
+def test_a_solution_may_be_a_number(case, tmp_path) -> None:
+    for name, numbers in (("train", range(1, 17)), ("test", range(17, 25))):
+        write(tmp_path / f"{name}.jsonl", [{"question": f"What is {n}+{n}?", "answer": 2 * n} for n in numbers])
+    (tmp_path / "mine.py").write_text(MINE.replace("== one)", "== str(one))"))
+    messages = {one.subject: one.message for one in findings(case(), tmp_path)}
+    assert "the data's own solutions 1, 1, 1, 1" in messages["reward right"]
+    assert messages["first completion"].endswith("(the data's own solution to the first prompt)")

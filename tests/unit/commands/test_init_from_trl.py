@@ -616,6 +616,12 @@ def test_what_changes_the_result_and_cannot_be_taken_is_listed() -> None:
     assert "sync_ref_model" not in output, "it is off on both sides"
 
 
+def test_a_number_of_tool_calls_without_tools_has_no_effect_as_in_trl() -> None:
+    config, output = project(GRPO.format(options="max_tool_calling_iterations=5"))
+    assert "max_tool_calling_iterations" not in {**config["rollout"]}
+    assert "max_tool_calling_iterations" not in output
+
+
 def test_what_another_value_stands_for_is_told() -> None:
     _, output = project(SMALL.format(options="max_grad_norm=None, generation_kwargs={'do_sample': False}"))
     assert "update.max_grad_norm" in output

@@ -66,6 +66,16 @@ def test_a_profile_is_that_of_the_folder_or_of_the_package(tmp_path, monkeypatch
     assert command_line(["--profile", "slurm"])[-1] == "profiles/slurm"
 
 
+def test_an_unknown_option_gives_a_one_line_error_with_the_nearest(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    configuration()
+    with pytest.raises(UserError, match=r"^--jobz: Snakemake has no such option; did you mean '--jobs'\?$"):
+        command_line(["--jobz", "2"])
+    with pytest.raises(UserError, match=r"^--slurm-qoz: Snakemake has no such option; did you mean '--slurm-qos'\?$"):
+        command_line(["--slurm-qoz=x"])
+    assert command_line(["--dry", "--keep-going"])[-2:] == ["--dry", "--keep-going"], "argparse completes names"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

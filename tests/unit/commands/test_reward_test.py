@@ -8,8 +8,8 @@ from helpers import mini
 
 from rloo_pipeline.before_run import reward_trial
 from rloo_pipeline.before_run.findings import DatasetSample
-from rloo_pipeline.commands.reward_test import _batch, _own_completions
-from rloo_pipeline.config import Config
+from rloo_pipeline.commands.reward_test import _batch, _own_completions, reward_test
+from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.errors import UserError
 
 DATA = Path("data.jsonl")
@@ -23,6 +23,14 @@ def completions_of(*answers: Any) -> list[Any]:
 def test_an_answer_of_any_type_is_a_completion() -> None:
     messages = [{"role": "tool", "content": "2"}, {"role": "assistant", "content": "It is 2."}]
     assert completions_of("2", 2, 0.5, True, messages, [2, 3]) == ["2", "2", "0.5", "True", "It is 2.", "[2, 3]"]
+
+
+def test_a_function_is_called_with_several_completions_as_in_a_run(tmp_path) -> None:
+    data, function = tmp_path / "data.jsonl", tmp_path / "mine.py"
+    data.write_text('{"question": "1+1", "answer": "2"}\n{"question": "1+2", "answer": "3"}\n')
+    function.write_text("def mine(completions):\n    return [1.0]\n")
+    with pytest.raises(UserError, match=r"returned 1 scores for 2 completions"):
+        reward_test(Reward(function=f"{function}:mine"), data, None, 1, None)
 
 
 def test_a_function_sees_all_messages_of_an_episode_and_the_text_of_a_single_one() -> None:

@@ -63,6 +63,9 @@ def test_a_command_of_trl_is_read_like_its_script(command) -> None:
         ("accelerate launch --config_file two.yaml -m trl.scripts.grpo", 16),
         ("accelerate launch --num_processes=8 --mixed_precision bf16 trl/scripts/grpo.py", 64),
         ("trl grpo --num_processes 4 --generation_batch_size 64", 64),
+        ("torchrun --nproc_per_node=4 -m trl.scripts.grpo", 32),
+        ("torchrun --nnodes 2 --nproc-per-node 4 -m trl.scripts.grpo", 64),
+        ("python -m torch.distributed.run --nproc_per_node gpu -m trl.scripts.grpo", 8),
     ],
 )
 def test_the_processes_of_a_command_of_trl_multiply_its_batch(command, size) -> None:
@@ -73,6 +76,33 @@ def test_the_processes_of_a_command_of_trl_multiply_its_batch(command, size) -> 
     config = yaml.safe_load(Path("project/config/config.yaml").read_text())
     assert config["rollout"]["generation_batch_size"] == size
     assert config["algorithm"]["steps_per_generation"] == (2 if "generation_batch_size" in command else 1)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "size"),
+    [
+        ("python", 8),
+        ("accelerate launch --num_processes 4", 32),
+        ("accelerate launch --config_file two.yaml", 16),
+        ("torchrun --nproc_per_node 2", 16),
+    ],
+)
+def test_a_script_may_stand_after_its_launcher(launcher, size) -> None:
+    Path("two.yaml").write_text("num_processes: 2\n")
+    Path("mine.py").write_text(SCRIPT)
+    printed(init_from_trl, Path("project"), f"{launcher} mine.py --beta 0.1", None, False)
+    config = yaml.safe_load(Path("project/config/config.yaml").read_text())
+    assert (config["algorithm"]["beta"], config["rollout"]["generation_batch_size"]) == (0.1, size)
+
+
+SCRIPT = """
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer, TrlParser
+def length(completions, **kwargs): return [float(len(text)) for text in completions]
+(args,) = TrlParser((GRPOConfig,)).parse_args_and_config()
+train, held = load_dataset("org/data", split="train"), load_dataset("org/data", split="test")
+GRPOTrainer("org/model", length, args, train, held).train()
+"""
 
 
 def test_two_reward_functions_of_a_command_may_share_their_name() -> None:

@@ -160,6 +160,15 @@ def test_noise_between_small_rounds_is_not_reward_hacking(prompts: int) -> None:
     assert hacked <= 2, "the thresholds alone take it for this in more than half of such runs"
 
 
+def test_a_short_run_without_any_signal_is_judged_after_its_last_round() -> None:
+    rounds = run_of(**{ZERO: [1.0] * 12})
+    for planned, evidence in ((1, "in the only round"), (2, "in each of 2 rounds")):
+        (symptom,) = diagnose(rounds[:planned], planned=planned)
+        assert symptom.name == "cold_start"
+        assert symptom.evidence == f"{evidence}, at most 0% of the groups had different rewards"
+    assert diagnose(rounds[:2], planned=50) == [], "the run has hardly begun"
+
+
 def test_a_short_run_that_ended_where_it_began_has_not_moved() -> None:
     """Without a reference, the evaluations give the distance of a policy from policy 0."""
     rounds = run_of()[:2]

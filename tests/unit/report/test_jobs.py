@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from synthetic_runs import write_log
 
+from rloo_pipeline.errors import explain
 from rloo_pipeline.report.jobs import costs, jobs_of, spent
 
 
@@ -53,3 +54,14 @@ def test_rollouts_beside_an_update_are_counted(tmp_path: Path) -> None:
     write(tmp_path, "update/00001", 70, 30)
     write(tmp_path, "update/00002", 130, 30)
     assert spent(jobs_of(tmp_path, rounds=2)).overlapping == 30
+
+
+@pytest.mark.parametrize("unreadable", ["logs/update/00001.log", "benchmarks/update/00001.tsv"])
+def test_a_log_or_benchmark_that_cannot_be_read_is_named(tmp_path: Path, unreadable: str) -> None:
+    write(tmp_path, "update/00001", 0, 10)
+    (tmp_path / unreadable).unlink(missing_ok=True)
+    (tmp_path / unreadable).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / unreadable).symlink_to("/proc/self/mem")  # reading it fails with EIO
+    with pytest.raises(OSError, match="Input/output error") as raised:
+        jobs_of(tmp_path, rounds=1)
+    assert explain(raised.value).startswith(f"{tmp_path / unreadable}: the file system failed")

@@ -109,5 +109,31 @@ def changes_of_all() -> tuple[str, ...]:
     return tuple(change for name in filter(guard.is_installed, guard.PINS) for change in guard.changes(name))
 
 
+@pytest.mark.parametrize(
+    ("installed", "refused"), [("pinned", False), ("patch", False), ("99.0", True), ("without a method", True)]
+)
+def test_an_upgrade_is_told_whether_stages_take_the_newer_release(monkeypatch, capsys, installed, refused) -> None:
+    patch_release(monkeypatch)
+    plugin = guard.PINS["snakemake-executor-plugin-slurm"]
+    monkeypatch.setattr(guard, "PINS", {"snakemake-executor-plugin-slurm": plugin})
+    if installed in ("pinned", "99.0"):
+        monkeypatch.setattr(guard, "version", lambda _: plugin.version if installed == "pinned" else installed)
+    if installed == "without a method":
+        monkeypatch.delattr(slurm_executor.plugin.Executor, "_submit_job")
+    with pytest.raises(SystemExit) as end:
+        guard.main()
+    assert end.value.code == refused
+    output = capsys.readouterr().out
+    assert (f"; stages refuse it while guard.PINS has {plugin.version}\n" in output) == refused
+    assert ("docs/internals.md says how" in output) == refused
+
+
+def test_an_upgrade_is_told_what_another_library_asks_for(monkeypatch) -> None:
+    asked = ["transformers<5.20,>=5.16", "torch==5.24.0+cpu", "deepspeed<1; python_version < '3'", "numpy<1"]
+    monkeypatch.setattr(guard, "requires", lambda _: asked)
+    monkeypatch.setattr(guard, "version", lambda _: "5.24.0")
+    assert [*guard._unmet("vllm")] == ["asks for transformers<5.20,>=5.16, but 5.24.0 is installed"]
+
+
 def test_versions_are_read_from_what_is_installed() -> None:
     assert guard.version is importlib.metadata.version

@@ -1,13 +1,18 @@
 """Ranks that torchrun starts."""
 
 import os
+import subprocess
+import sys
 
 import forks
+import psutil
 import pytest
 import torch
+import yaml
+from helpers import has_ended, mini, wait_until
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.runtime import ranks
+from rloo_pipeline.runtime import controller_watch, ranks
 
 
 @pytest.mark.parametrize(
@@ -21,6 +26,26 @@ def test_the_error_of_the_first_rank_that_fails_is_the_stages(monkeypatch, scrip
     monkeypatch.setattr(ranks, "torchrun_command", lambda *_: ["sh", "-c", script])
     with pytest.raises(UserError, match=f"^one of the 2 ranks failed: {why}"):
         ranks.torchrun(2, ["update"])
+
+
+STAGE = """
+import sys
+from rloo_pipeline.runtime import ranks
+
+ranks.torchrun_command = lambda _, arguments: [sys.executable, "-m", "rloo_pipeline", *arguments]
+ranks.torchrun(2, sys.argv[1:])
+"""
+
+
+def test_ranks_end_with_the_stage_that_started_them(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv(controller_watch.VARIABLE, controller_watch.name())  # Snakemake, which goes on
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(mini()))
+    arguments = ["watch", tmp_path, "--every", "0.1", "--log", tmp_path / "log"]
+    with subprocess.Popen([sys.executable, "-c", STAGE, *map(str, arguments)]) as stage:
+        wait_until((tmp_path / "log").exists)
+        [rank] = psutil.Process(stage.pid).children()
+        stage.kill()
+    wait_until(lambda: has_ended(rank.pid), 60)
 
 
 def connect_alone() -> tuple[str, int]:

@@ -1,6 +1,7 @@
 """What a Snakemake process refuses, in one sentence, and what its jobs get from it."""
 
 import copy
+import errno
 import logging
 import os
 import signal
@@ -129,8 +130,10 @@ def test_a_run_whose_report_will_be_made_again_is_not_finished_from_the_start(st
     assert is_finished(run, config), "no job of this call makes the summary"
     summary = SimpleNamespace(input=[], output=[str(run / "summary.json")])
     starting.workflow.dag.needrun_jobs = lambda: [summary]
+    file_of_a_colleague = (run / "summary.json").stat().st_ino
     starting.start()
     assert not is_finished(run, config)
+    assert (run / "summary.json").stat().st_ino != file_of_a_colleague, "only its owner could set its time"
 
 
 def test_a_dry_run_says_what_a_run_would_refuse_and_takes_no_lock(monkeypatch, starting) -> None:
@@ -186,6 +189,16 @@ def test_an_experiment_knows_the_rounds_that_were_planned_for_a_run_that_a_gate_
     written = {file: yaml.safe_load(file.read_text())["rounds"] for file in (tmp_path / "study").rglob("*.yaml")}
     assert [written[tmp_path / "study" / "long" / seed / "config.yaml"] for seed in "01"] == [7, 3]
     assert written[tmp_path / "study" / "experiment.yaml"] == {"plain": 5, "long": 7}
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP])
+def test_an_experiment_is_refused_where_links_cannot_be_made(tmp_path, monkeypatch, code) -> None:
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(mini()))
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump({"base": "base.yaml", "arms": {"plain": {}}, "seeds": [0, 1]}))
+    refused = OSError(code, os.strerror(code), "target", None, "link")
+    monkeypatch.setattr(Path, "symlink_to", MagicMock(side_effect=refused))
+    with pytest.raises(UserError, match=rf"^{tmp_path}/study/plain/0/.*: this file system has no symbolic links \("):
+        run_folders.write_experiment(read_runs(tmp_path / "study.yaml"), tmp_path)
 
 
 def test_a_call_beside_a_living_one_is_refused_also_where_snakemakes_lock_was_cleared(starting) -> None:

@@ -4,11 +4,13 @@ import json
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from helpers import ROOT, has_ended, mini, wait_until
+from snakemake.scheduling.job_scheduler import JobScheduler
 
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.config import Config
@@ -37,6 +39,21 @@ def test_the_call_that_finishes_a_run_ends_it_where_the_gate_did(tmp_path, monke
     monkeypatch.setenv(FINISHES, "1")
     assert shortened(runs, tmp_path).first.rounds == 3
     assert shortened(runs, tmp_path / "another").first.rounds == 4
+
+
+def test_sigterm_does_not_wait_for_what_it_interrupts(monkeypatch) -> None:
+    """Snakemake waits for the files of a job with the lock that its handler takes, and would wait forever."""
+    monkeypatch.setattr(JobScheduler, "exit_gracefully", JobScheduler.exit_gracefully)
+    early_stop.end_gracefully(None)
+    scheduler = JobScheduler.__new__(JobScheduler)
+    scheduler._lock, scheduler._open_jobs, scheduler._user_kill = threading.Lock(), threading.Semaphore(0), None
+    with scheduler._lock:
+        interrupted = threading.Thread(target=scheduler.exit_gracefully, args=(signal.SIGTERM, None), daemon=True)
+        interrupted.start()
+        interrupted.join(5)
+        assert not interrupted.is_alive()
+    assert scheduler._open_jobs.acquire(timeout=5)
+    assert scheduler._user_kill == "graceful"
 
 
 SECOND_CALL = """

@@ -5,6 +5,7 @@ import fcntl
 import os
 import pwd
 import socket
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,15 @@ def test_marks_stay_while_any_run_of_the_folder_lives_and_go_when_it_was_killed(
     _, acquired = process(tmp_path, "a", 0)
     assert acquired
     assert not mark.exists()
+
+
+def test_a_colleague_can_take_the_lock_in_a_folder_that_the_group_writes(tmp_path) -> None:
+    before = os.umask(0o002)
+    try:
+        locks.hold(tmp_path, "a")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / ".snakemake" / "rloo-a.lock").stat().st_mode) == 0o664
 
 
 def test_a_folder_in_which_nothing_can_be_written_is_named(tmp_path) -> None:
@@ -157,7 +167,7 @@ def test_a_lock_of_a_user_without_a_name_is_refused_in_one_sentence(tmp_path, mo
     own.touch()
     monkeypatch.setattr(locks.os, "open", denied)
     monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
-    with pytest.raises(UserError, match=f"started by user {os.getuid()}, whose lock"):
+    with pytest.raises(UserError, match=f"started by user {os.getuid()}, and this user"):
         locks.hold(tmp_path, "a")
 
 

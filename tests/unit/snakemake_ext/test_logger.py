@@ -339,6 +339,8 @@ def test_a_log_of_an_earlier_attempt_is_not_quoted(tmp_path) -> None:
     before = {str(log): failures.version_of(str(log))}
     assert failures.message_of([str(log)], None, 0, before) == "ended with an error; it wrote no log"
     assert failures.message_of([str(log)], None, 0, {}) == "an old one"
+    log.write_text("\n")
+    assert failures.message_of([str(log)], None, 0, before) == "ended with an error; its log is empty"
     log.write_text("half way\n")
     killed = failures.message_of([str(log)], None, 137, before)
     assert killed == "killed by SIGKILL; the last line of its log is: half way"

@@ -7,7 +7,7 @@ from helpers import mini
 
 from rloo_pipeline.artifacts import assets
 from rloo_pipeline.config import Config
-from rloo_pipeline.snakemake_ext import run_sources
+from rloo_pipeline.snakemake_ext import adoption, run_sources
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 
@@ -70,6 +70,21 @@ def test_a_data_file_that_was_replaced_by_another_with_an_older_time_is_noticed(
     other.rename(file)
     assert run_sources.unchanged(folder) == set()
     assert (f"{file} was replaced after the run began" in (run_sources.replaced(folder) or "")) == said
+
+
+def test_weights_on_a_server_whose_clock_is_ahead_were_not_replaced(tmp_path) -> None:
+    weights, folder = tmp_path / "model" / "model.safetensors", tmp_path / "assets"
+    weights.parent.mkdir()
+    folder.mkdir()
+    weights.touch()
+    ahead = weights.stat().st_mtime + 300
+    os.utime(weights, (ahead, ahead))
+    assets.write(folder, {"model": {"path": str(weights.parent), "revision": None}})
+    assert run_sources.replaced(folder) is None
+    adoption.accept_sources(folder)
+    assert run_sources.replaced(folder) is None
+    os.utime(weights, (ahead + 1, ahead + 1))
+    assert f"{weights} was replaced after the run began" in (run_sources.replaced(folder) or "")
 
 
 @pytest.mark.parametrize("name", ["model", "data"])

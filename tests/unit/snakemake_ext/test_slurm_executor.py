@@ -3,7 +3,8 @@
 import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
-from threading import Lock
+from contextlib import nullcontext
+from threading import Event, Lock
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +18,14 @@ from rloo_pipeline.snakemake_ext.slurm_executor import Executor
 from rloo_pipeline.snakemake_ext.slurm_states import BEYOND_LIMITS_FOR, JobStates
 
 
+class AtOnce:
+    """Makes calls in the thread that submits them."""
+
+    def submit(self, function, *arguments) -> SimpleNamespace:
+        function(*arguments)
+        return SimpleNamespace(result=lambda: None)
+
+
 class Jobs(Executor):
     """An executor that has no thread and no SLURM, and records its calls."""
 
@@ -28,6 +37,7 @@ class Jobs(Executor):
         self._answers, self.calls = answers, []
         self.array_jobs, self._main_event_loop = {"rollout"}, None
         self._submitting, self._known, self.run_uuid = Lock(), set(), "uuid"
+        self._waiting = self._job_submission_executor = AtOnce()
 
     def note(self, *call: object) -> None:
         self.calls.append(call)
@@ -129,9 +139,8 @@ def test_all_jobs_that_are_ready_are_submitted(monkeypatch) -> None:
 def test_a_job_is_submitted_until_slurms_controller_answers(monkeypatch, tmp_path, answer) -> None:
     """None counts as failed, so none requests the resources of a second attempt. What SLURM took is cancelled."""
     executor, waits = Jobs([]), []
-    monkeypatch.setattr(slurm_executor.time, "sleep", waits.append)
+    monkeypatch.setattr(slurm_executor.time, "sleep", lambda seconds: waits.append(round(seconds)))
     executor.slurm_logdir, executor.format_job_exec = tmp_path, lambda job: "true"
-    executor._job_submission_executor = SimpleNamespace(submit=lambda submit, *arguments: submit(*arguments))
     executor.logger.info = executor.note
     monkeypatch.setattr(Executor, "report_job_submission", lambda self, info: self.note(info.external_jobid))
     asked = tmp_path / "asked"
@@ -200,18 +209,40 @@ def test_jobs_wait_while_the_queue_takes_no_more_of_them(monkeypatch, tmp_path) 
     monkeypatch.setattr(slurm_executor.plugin.Executor, "run_job", lambda self, job: self.note("job", job.name))
     monkeypatch.setattr(Executor, "report_job_submission", lambda self, info: self.note(info.external_jobid))
     executor.slurm_logdir, executor.format_job_exec = tmp_path, lambda job: "true"
-    executor._job_submission_executor = SimpleNamespace(submit=lambda submit, *arguments: submit(*arguments))
     executor.logger.info = lambda _: None
     full = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
     sbatch = f"sh -c 'case $* in *1-2*) echo 7;; *) echo {full} >&2; false;; esac' sh"
-    executor._submit_array(sbatch, [SimpleNamespace(name=name, jobid=name) for name in "abc"])
-    (warning,), *submitted = executor.calls
+    executor._submit_array(sbatch, [SimpleNamespace(name=name, jobid=name) for name in "abcd"])
+    *submitted, (warning,), third, fourth = executor.calls
+    assert submitted == [("7_1",), ("7_2",)], "at once, without a wait"
     assert "no more jobs of yours for now (QOSMaxSubmitJobPerUserLimit)" in warning
-    assert submitted == [("7_1",), ("7_2",), ("job", "c")]
+    assert (third, fourth) == (("7_1",), ("7_2",))
 
     executor._report_job_error_threadsafe(SimpleNamespace(job=SimpleNamespace(name="d")), FAILED.format(full))
     assert executor.calls[-1] == ("job", "d")
-    assert len(executor.calls) == 5, "the warning comes once"
+    assert len(executor.calls) == 6, "the warning comes once"
+
+
+def test_a_job_that_waits_for_a_full_queue_holds_up_no_other(monkeypatch) -> None:
+    """The other one may be of an account whose queue has room."""
+    executor, go_on = Jobs([]), Event()
+    executor._waiting, executor._job_submission_executor = ThreadPoolExecutor(1), ThreadPoolExecutor(2)
+    monkeypatch.setattr(slurm_executor.time, "sleep", lambda _: go_on.wait(2))
+
+    def run_job(self, job) -> None:
+        info = SimpleNamespace(job=job, external_jobid="1")
+        if job.name == "full" and not go_on.is_set():
+            self._report_job_error_threadsafe(info, FAILED.format("sbatch: error: AssocGrpSubmitJobsLimit"))
+        else:
+            self.note(job.name)
+
+    monkeypatch.setattr(plugin.Executor, "run_job", run_job)
+    for name in ("full", "other"):
+        executor.run_job(SimpleNamespace(name=name))
+    assert executor.calls[1:] == [("other",)]
+    go_on.set()
+    executor._waiting.shutdown()
+    assert executor.calls[1:] == [("other",), ("full",)]
 
 
 @pytest.mark.parametrize(("account", "option"), [(None, ""), (1234, " -A 1234"), ("a&b, other", " -A 'a&b'")])
@@ -264,6 +295,17 @@ def test_squeue_is_asked_if_it_shows_ended_jobs_for_longer_than_the_longest_wait
     monkeypatch.setattr(slurm_executor.job_status_query, "get_min_job_age", lambda: asked.append(1) or seconds)
     assert [executor._status_program() for _ in range(3)] == [program] * 3
     assert len(asked) == (1 if seconds else 3)
+
+
+def test_squeue_is_asked_while_sacct_does_not_answer(monkeypatch, tmp_path) -> None:
+    """Else a run would wait forever on a cluster that keeps no records and soon forgets ended jobs."""
+    executor = Jobs([])
+    executor.status_rate_limiter = nullcontext()
+    executable(tmp_path, "sacct", "echo Slurm accounting storage is disabled >&2; false")
+    executable(tmp_path, "squeue", "echo '7|COMPLETED None'")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(executor, "_status_program", lambda: "sacct")
+    assert asyncio.run(Executor._ask(executor)) == {"7": "COMPLETED None"}
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,7 @@ def test_a_job_beyond_a_limit_of_jobs_ends_the_run_with_the_reason(reason, words
         ("SPECIAL_EXIT None", "is held (SPECIAL_EXIT)"),
         ("PENDING AssocGrpCPUMinutesLimit", "hours are used up"),
         ("PENDING BadConstraints", "sinfo -R"),
+        ("PENDING PartitionConfig", "the cluster does not have (PartitionConfig)"),
         ("PENDING ReqNodeNotAvail, UnavailableNodes:n1", "sinfo -R"),
         ("PENDING Priority", ""),
         ("PENDING Resources", ""),
@@ -125,3 +126,10 @@ def test_tasks_of_an_array_have_their_own_states() -> None:
     assert outcomes("7_2", (0, answer)) == [Outcome.FAILED]
     assert outcomes("7_3", (0, answer), (FORGOTTEN_AFTER, answer)) == [Outcome.ACTIVE] * 2
     assert outcomes("7_3", (0, {"7": "COMPLETED"})) == [Outcome.ACTIVE], "the whole array's line is no task's"
+
+
+@pytest.mark.parametrize(("state", "resource"), [("TIMEOUT", "runtime"), ("OUT_OF_MEMORY", "mem_mb")])
+def test_a_job_that_needs_more_names_the_resource(state, resource) -> None:
+    verdict = JobStates().judge("7", {"7": state}, 0.0)
+    assert verdict.outcome is Outcome.FAILED
+    assert f"ended as {state}; if no retry helps, set {resource} of its rule" in verdict.message

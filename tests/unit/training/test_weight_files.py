@@ -1,6 +1,7 @@
 """The weights that ranks write together are those that transformers saves."""
 
 import json
+import os
 from pathlib import Path
 
 import model_folders
@@ -44,6 +45,13 @@ def test_weights_are_the_file_that_transformers_writes_or_several_with_the_same_
     assert all(torch.equal(written[name], tensor) for name, tensor in expected.items())
     assert retraining._distance(tmp_path / "several", tmp_path / "one") == 0
     assert not retraining._same(tmp_path / "several", tmp_path / "one")
+
+
+def test_a_rename_that_nfs_repeats_after_it_succeeded_is_no_error(tmp_path, monkeypatch) -> None:
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda source, target: [replace(source, target) for _ in range(2)])
+    weight_files._write({"weight": torch.ones(1)}, tmp_path / WEIGHTS)
+    assert [file.name for file in tmp_path.iterdir()] == [WEIGHTS]
 
 
 def test_tensors_that_a_checkpoint_has_joined_are_in_one_file(tmp_path, tiny_model, monkeypatch) -> None:

@@ -128,6 +128,17 @@ def test_a_reason_that_utf_8_lacks_can_be_written_all_the_same(tmp_path) -> None
     assert scored.errors == ["mine raised ValueError: no ? (mine.py, line 2)"]
 
 
+def test_an_exception_that_cannot_describe_itself_is_named_by_its_type(tmp_path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "class Odd(Exception):\n    def __str__(self):\n        return self.args[0].detail\n"
+        "def mine(completions):\n    raise Odd('no')\n"
+    )
+    reward = Reward(function=f"{file}:mine", on_error="none")
+    [scored] = score_all([reward], RewardBatch(["a"], ["a"], None, {}), [1], 1)
+    assert scored.errors == ["mine raised Odd: (its __str__ raised AttributeError) (mine.py, line 5)"]
+
+
 def test_a_missing_column_is_compared_only_with_the_datasets_columns(tmp_path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def mine(solution):\n    return [1.0]\n")

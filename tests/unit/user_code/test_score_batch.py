@@ -208,6 +208,21 @@ def test_killing_a_call_kills_its_child_processes(file) -> None:
     wait_until(lambda: set(psutil.Process().children()) <= before)
 
 
+def test_a_call_that_is_killed_takes_children_in_sessions_of_their_own_along(tmp_path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("""
+import subprocess
+def mine(completions):
+    child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    open(__file__ + ".child", "w").write(str(child.pid))
+    child.wait()
+""")
+    with WorkerPools([Reward(function=f"{file}:mine", timeout=1)], 1) as pools:
+        pools.score(batch(1), [1], more=True)
+        child = int(Path(f"{file}.child").read_text())
+        wait_until(lambda: has_ended(child))  # before the stage ends, since it takes the time of other calls
+
+
 @pytest.mark.parametrize("ending", ["return [1.0] * len(completions)", "os._exit(3)"])
 @pytest.mark.parametrize("start", ["own_session", "own_session_and_environment", "double_fork"])
 def test_nothing_that_a_function_starts_outlives_scoring(tmp_path, start, ending) -> None:
