@@ -133,5 +133,5 @@ def test_a_driver_whose_library_cannot_be_linked_is_told(tmp_path, monkeypatch) 
     executable(
         tmp_path / "bin", "nvcc", "#!/bin/sh\necho '/usr/bin/ld: cannot find -lcuda: No such file' >&2\nexit 1\n"
     )
-    with pytest.raises(FileNotFoundError, match="no libcuda.so to link FlashInfer's kernels with; .*LIBRARY_PATH"):
+    with pytest.raises(FileNotFoundError, match=r"no libcuda.so to link FlashInfer's kernels with; .*LIBRARY_PATH"):
         gpu_kernels.nvcc()
