@@ -72,9 +72,9 @@ def nvcc() -> str:
         raise FileNotFoundError(f"no CUDA_HOME; {f'export CUDA_HOME={wheel}' if wheel else 'load the module of CUDA'}")
     program = Path(CUDA_HOME) / "bin" / "nvcc"
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "twice.cu"
+        source, compiled = Path(folder) / "twice.cu", Path(folder) / "twice"
         source.write_text(TWICE)
-        arguments = [program, "-arch=native", f"-L{CUDA_HOME}/lib64/stubs", "-o", source.with_suffix(""), source]
+        arguments = map(str, [program, "-arch=native", f"-L{CUDA_HOME}/lib64/stubs", "-o", compiled, source])
         linked = subprocess.run([*arguments, "-lcuda"], stderr=subprocess.PIPE, text=True, check=False)
         if "find -lcuda" in linked.stderr:
             raise FileNotFoundError(
@@ -83,7 +83,7 @@ def nvcc() -> str:
             )
         print(linked.stderr, end="", file=sys.stderr)
         linked.check_returncode()
-        subprocess.run([source.with_suffix("")], check=True)
+        subprocess.run([compiled], check=True)
     return f"{program} compiles and runs a kernel"
 
 

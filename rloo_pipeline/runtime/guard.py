@@ -137,7 +137,7 @@ def _signature(module: object, path: str) -> str | None:
 
 
 def _unmet(distribution: str) -> Iterator[str]:
-    """What the installed version asks of torch and of libraries in PINS, but does not get, one clause each."""
+    """Yields a clause for each requirement on torch or a library in PINS that the installed versions do not meet."""
     from packaging.requirements import Requirement
 
     for line in requires(_name(distribution)) or ():
