@@ -2,21 +2,30 @@
 otherwise in this process.
 """
 
+import os
+import signal
 import sys
+from io import TextIOWrapper
 
 from rloo_pipeline.workers import client
 
 
 def main() -> None:
     """The command `rloo`. Imports `cli` only if no worker takes the command."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a locale without UTF-8 has no characters for curves
     try:
         code = client.run_stage(sys.argv[1:])
         if code is None:
+            before = signal.getsignal(signal.SIGINT)
+            if before is signal.default_int_handler:  # pydantic would make an error of its own of KeyboardInterrupt
+                signal.signal(signal.SIGINT, lambda *_: os._exit(130))
             from rloo_pipeline.cli import main as cli
 
+            signal.signal(signal.SIGINT, before)
             cli.main()
     except KeyboardInterrupt:
-        raise SystemExit(130) from None  # Ctrl-C, even during imports; Snakemake says how to continue
+        raise SystemExit(130) from None  # Ctrl-C; Snakemake says how to continue
     if code is not None:
         raise SystemExit(code)
 

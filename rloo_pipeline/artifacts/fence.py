@@ -79,8 +79,9 @@ def release(done: bool = False) -> None:
     if not _own_tokens or VARIABLE not in os.environ:
         return
     _own_tokens.clear()
-    if done and _holds_token():
-        _token_path().unlink(missing_ok=True)
+    with suppress(OSError):  # the result is complete, and the next process replaces a token that stays
+        if done and _holds_token():
+            _token_path().unlink(missing_ok=True)
     del os.environ[VARIABLE]
 
 

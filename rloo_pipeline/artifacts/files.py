@@ -89,7 +89,8 @@ def _temporary(path: Path) -> Iterator[Path]:
                 fence.check()  # a later process has removed it, which NFS calls a stale file
                 raise
     finally:
-        _remove(temporary)
+        with suppress(OSError):  # the next writer removes what stays
+            _remove(temporary)
 
 
 def replace_folder(temporary: Path, path: Path) -> None:

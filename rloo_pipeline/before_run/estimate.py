@@ -4,6 +4,7 @@ Job counts are exact. Tokens are upper bounds, since completions may be shorter.
 the assumptions in `ASSUMED`.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -26,6 +27,11 @@ ASSUMED = (
 )
 TABLE_BYTES = 30.0
 """Compressed bytes per token in the tables of a round: ids, log-probs and text."""
+
+FILES_OF_JOB, FILES_OF_POLICY = 6, 8
+"""Files per job, with its log and Snakemake's records (5.8 to 6.9 in 25 runs), and of a policy besides its weights."""
+BYTES_OF_FILE = 5e8
+"""Bytes of a policy's weight file."""
 
 
 class Fit(NamedTuple):
@@ -126,6 +132,13 @@ def disk(run: RunMemory) -> dict[str, float]:
         "the next policy and trainer state (temporary)": policy * (1 + lag) + (linked + trainer) * states,
         "tables of rounds": tables,
     }
+
+
+def files(run: RunMemory) -> int:
+    """Number of files that a run leaves, about. File systems of clusters often limit it."""
+    policies = 1 + sum(map(run.config.keeps, range(1, run.config.rounds + 1)))
+    of_policy = FILES_OF_POLICY + math.ceil(run.policy / BYTES_OF_FILE)
+    return FILES_OF_JOB * sum(jobs(run.config).values()) + of_policy * policies
 
 
 class RewardModelCost(NamedTuple):

@@ -72,10 +72,11 @@ def nvcc() -> str:
         raise FileNotFoundError(f"no CUDA_HOME; {f'export CUDA_HOME={wheel}' if wheel else 'load the module of CUDA'}")
     program = Path(CUDA_HOME) / "bin" / "nvcc"
     with tempfile.TemporaryDirectory() as folder:
-        source, compiled = Path(folder) / "twice.cu", Path(folder) / "twice"
+        source = Path(folder) / "twice.cu"
         source.write_text(TWICE)
-        arguments = map(str, [program, "-arch=native", f"-L{CUDA_HOME}/lib64/stubs", "-o", compiled, source])
-        linked = subprocess.run([*arguments, "-lcuda"], stderr=subprocess.PIPE, text=True, check=False)
+        compiled: list[str | Path] = [program, "-arch=native", "-o", source.with_suffix(""), source]
+        stubs = f"-L{CUDA_HOME}/lib64/stubs"  # where FlashInfer looks for libcuda.so, too
+        linked = subprocess.run([*compiled, stubs, "-lcuda"], stderr=subprocess.PIPE, text=True, check=False)
         if "find -lcuda" in linked.stderr:
             raise FileNotFoundError(
                 "no libcuda.so to link FlashInfer's kernels with; in a folder of yours, `ln -s PATH/libcuda.so.1 "
@@ -83,7 +84,7 @@ def nvcc() -> str:
             )
         print(linked.stderr, end="", file=sys.stderr)
         linked.check_returncode()
-        subprocess.run([compiled], check=True)
+        subprocess.run([source.with_suffix("")], check=True)
     return f"{program} compiles and runs a kernel"
 
 

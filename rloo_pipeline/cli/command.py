@@ -111,7 +111,7 @@ CONFIG = option(
     "--configfile",
     dest="config",
     type=Path,
-    help="configuration (default: config.yaml in the folder of the run that holds the output)",
+    help="configuration (default: config.yaml of the run)",
 )
 RUN = option("run", type=Path, metavar="RUN", help="folder of the run, results/<run>")
 

@@ -120,7 +120,8 @@ def _sort(words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
         if option.startswith("--") and key in Config.model_fields:
             raise UserError(f"{option}: a key of the configuration; write it as --config {key}=VALUE")
         if option.startswith("--") and option not in USUAL and not any(o.startswith(option) for o in _all_options()):
-            raise UserError(f"{option}: Snakemake has no such option{did_you_mean(option, _all_options())}")
+            nearest = did_you_mean(key, Config.model_fields, 0.8) or did_you_mean(option, _all_options())
+            raise UserError(f"{option}: Snakemake has no such option{nearest}")
         if option in FILES + CHANGES:
             (files if option in FILES else changes).extend([value] if value else [])
         else:

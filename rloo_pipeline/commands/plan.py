@@ -175,9 +175,10 @@ def _print_run(config: Config, shape: model_dims.ModelDims, console: Terminal) -
     _print_rows(console, f"jobs: {sum(jobs.values()):,}", {stage: f"{count:,}" for stage, count in jobs.items()})
     tokens = {name: f"{count:,.0f}" for name, count in estimate.tokens(config).items()}
     _print_rows(console, "tokens, at most", tokens)
-    disk = estimate.disk(RunMemory(config, shape))
+    run = RunMemory(config, shape)
+    disk = estimate.disk(run)
     sizes = {name: f"{size / GB:,.2f} GB" for name, size in disk.items()}
-    _print_rows(console, f"disk: {sum(disk.values()) / GB:,.1f} GB", sizes)
+    _print_rows(console, f"disk: {sum(disk.values()) / GB:,.1f} GB in about {estimate.files(run):,} files", sizes)
 
 
 def _print_difficulty(config: Config, shape: model_dims.ModelDims, card: Card | None, console: Terminal) -> None:

@@ -62,10 +62,12 @@ def without_launcher(words: list[str]) -> tuple[list[str], JSON]:
     """A script with its options, and `num_processes`, if `accelerate launch` or `torchrun` before it says their number.
 
     Raises:
-        UserError: a configuration of accelerate cannot be read.
+        UserError: there is no script, or a configuration of accelerate cannot be read.
     """
     scripts = (place for place, word in enumerate(words) if word.endswith(".py"))
-    first = 0 if Path(words[0]).is_file() else next(scripts, 0)
+    first = 0 if Path(words[0]).is_file() or Path(words[0]).suffix else next(scripts, None)
+    if first is None:
+        raise UserError(f"--from-trl '{' '.join(words)}': names no script; write its file, such as train.py")
     launch = option_values(_launch_options(words[:first]))
     count = _number_of_processes(launch)
     return words[first:], {"num_processes": count} if count else {}

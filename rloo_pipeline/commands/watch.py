@@ -53,6 +53,8 @@ def watch(runs: Sequence[Path], once: bool, every: float) -> None:
                 time.sleep(every)
         shown, finished = draw()
         if not once and not finished:
+            if not console.is_interactive:  # it cannot be redrawn, so there the view comes now and at the end
+                console.print(shown)
             with Live(shown, console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
                 while not finished:
                     time.sleep(every)

@@ -15,7 +15,7 @@ from pydantic import Field
 from rloo_pipeline.config import Config, Reward, Section, removed_keys
 from rloo_pipeline.config.error_messages import checked
 from rloo_pipeline.config.section import JSON, merge
-from rloo_pipeline.errors import UserError, did_you_mean
+from rloo_pipeline.errors import UserError, did_you_mean, raise_disk_error
 from rloo_pipeline.runtime.installation import DEFAULT_CONFIG, NO_PROJECT
 
 SEAL = "# blake2b of the lines below: "
@@ -237,6 +237,7 @@ def _read(path: Path) -> str:
         line = error.object[: error.start].count(b"\n") + 1
         raise UserError(f"{path}, line {line}: not UTF-8; save the file as UTF-8") from None
     except OSError as error:
+        raise_disk_error(error, path)
         raise UserError(f"{path}: cannot be read as a configuration ({error.strerror})") from None
 
 

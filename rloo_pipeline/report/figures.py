@@ -5,6 +5,7 @@ text colours, because the page's style sheet sets these for light and dark mode.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from itertools import groupby
 from textwrap import wrap
 from typing import Any, NamedTuple, Self
@@ -97,11 +98,11 @@ def _figure(chart: Chart, curves: list[Curve], bands: Sequence[JSON] = (), legen
         if not legend or any(value is not None for value in curve.values)  # no empty line in the figure's own legend
     ]
     layout = _layout(chart, last)
-    if legend:
-        layout["showlegend"] = True
-        for line in lines:
-            line["name"] = "<br>".join(wrap(line["name"], LEGEND_WIDTH))
-            layout["height"] += HEIGHT_OF_ENTRY * (1 + line["name"].count("<br>"))
+    layout["showlegend"] = legend
+    for line in lines:
+        parts = wrap(line["name"], LEGEND_WIDTH) if legend else [line["name"]]
+        line["name"] = "<br>".join(escape(part, quote=False) for part in parts)  # plotly reads a name as HTML
+        layout["height"] += HEIGHT_OF_ENTRY * len(parts) if legend else 0
     return {"data": [*bands, *lines], "layout": layout}
 
 

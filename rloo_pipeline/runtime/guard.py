@@ -137,7 +137,7 @@ def _signature(module: object, path: str) -> str | None:
 
 
 def _unmet(distribution: str) -> Iterator[str]:
-    """Yields a clause for each requirement on torch or a library in PINS that the installed versions do not meet."""
+    """Yields the unmet requirements on torch and on libraries in PINS, one clause each."""
     from packaging.requirements import Requirement
 
     for line in requires(_name(distribution)) or ():

@@ -30,17 +30,20 @@ def check(call: SnakemakeCall) -> None:
     """With `--touch`, checks all files of the runs.
 
     Raises:
-        UserError: a file is damaged or belongs to another run, or a run was made with a different configuration.
+        UserError: no run is there, a file is damaged or belongs to another run, or a run was made with a different
+            configuration.
     """
     if not _touches(call):
         return
     made = {Path(file).resolve() for file in call.outputs()}
-    for run, config in call.runs.by_folder.items():
-        folder = call.run_folder(run)
-        if (folder / "config.yaml").exists():
-            _check_config(folder, config)
-            check_files(folder, config, made)
-            accept_sources(folder / "assets")
+    folders = {call.run_folder(run): config for run, config in call.runs.by_folder.items()}
+    begun = {folder: config for folder, config in folders.items() if (folder / "config.yaml").exists()}
+    if not begun:
+        raise UserError(f"{min(folders)}: no run to adopt; copy its folder there first")
+    for folder, config in begun.items():
+        _check_config(folder, config)
+        check_files(folder, config, made)
+        accept_sources(folder / "assets")
 
 
 def _touches(call: SnakemakeCall) -> bool:

@@ -40,6 +40,7 @@ BEFORE_PLANNING: Steps = (
     dag_messages.listen,
     call_checks.warn_in_dry_run,
     slurm_job_steps.keep_slurm_conf,
+    slurm_job_steps.requeue_preempted,
     locks.hold_run,
 )
 """Steps while the Snakefile is read, in all processes."""

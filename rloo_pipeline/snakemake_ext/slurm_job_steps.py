@@ -1,4 +1,4 @@
-"""Keeps SLURM_CONF for the step in which a job's stage runs.
+"""The step in which a job's stage runs: keeps SLURM_CONF, and puts a preempted job back into the queue.
 
 The SLURM plugin's executor inside a job calls srun without SLURM's variables. Where a module sets SLURM_CONF, srun then
 finds no cluster, and each job fails.
@@ -7,9 +7,13 @@ finds no cluster, and each job fails.
 import os
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
+from rloo_pipeline.cluster import slurm
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
 
@@ -25,3 +29,38 @@ def keep_slurm_conf(_: SnakemakeCall) -> None:
         return popen(*command, env=None if env is None else env | kept, **options)
 
     executor.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": start})
+
+
+def requeue_preempted(call: SnakemakeCall) -> None:
+    """Puts a job back into the queue if its stage ends by SIGTERM before SLURM preempts the job (GraceTime). Otherwise
+    the job would count as failed and, after some preemptions, end the run.
+    """
+    from snakemake.scheduling.job_scheduler import JobScheduler
+
+    schedule: Any = JobScheduler.schedule
+    if call.main or "SLURM_STEP_ID" not in os.environ or schedule.__module__ == __name__:
+        return
+
+    def schedule_or_requeue(scheduler: Any) -> Any:
+        succeeded = schedule(scheduler)
+        if not succeeded and scheduler._user_kill:
+            with suppress(UserError):  # SLURM may not allow it
+                _requeue()
+        return succeeded
+
+    JobScheduler.schedule = schedule_or_requeue
+
+
+def _requeue() -> None:
+    """Puts this process's job back into the queue and waits until SLURM ends it, unless SLURM is ending it anyway, as
+    after scancel or at its time limit.
+
+    Raises:
+        UserError: SLURM refuses, or does not answer.
+    """
+    number, task = os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_ARRAY_TASK_ID")
+    job = slurm.job(number)
+    if job is not None and job.state == "RUNNING":
+        # the number of one task is that of the whole array
+        slurm.requeue(number if task is None else f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}")
+        time.sleep(60)

@@ -100,6 +100,7 @@ configure() {
         echo "PartitionName=gpu Nodes=$steady $whole"
         echo "PartitionName=fragile Nodes=node[$((NODES - 1))-$NODES] $whole"
         echo "PartitionName=requeued Nodes=$steady MaxTime=INFINITE State=UP PreemptMode=REQUEUE"
+        echo "PartitionName=warned Nodes=$steady MaxTime=INFINITE State=UP PreemptMode=REQUEUE GraceTime=60"
         echo "PartitionName=cancelled Nodes=$steady MaxTime=INFINITE State=UP PreemptMode=CANCEL"
     } >/etc/slurm/slurm.conf
     echo "NodeName=node[1-$NODES] Name=gpu File=/dev/fakegpu[0-$((GPUS - 1))]" >/etc/slurm/gres.conf

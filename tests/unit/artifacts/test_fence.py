@@ -65,6 +65,16 @@ def test_a_token_that_cannot_be_read_is_named(turns, monkeypatch) -> None:
     assert explain(raised.value).partition(":")[0].endswith("/.fence/policies__00001")
 
 
+@pytest.mark.parametrize("method", ["read_text", "unlink"])
+def test_a_stage_that_has_written_its_result_does_not_fail_because_of_its_token(tmp_path, turns, monkeypatch, method):
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, method, mock.Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO))))
+        fence.release(done=True)
+    assert fence.VARIABLE not in os.environ
+    turns("later")
+    files.write_json(tmp_path / "metrics.json", {"is": "later"})
+
+
 @pytest.mark.parametrize("first", ["older", "later"])
 def test_the_later_of_two_concurrent_writers_leaves_a_complete_folder(tmp_path, turns, first) -> None:
     path = tmp_path / "policies" / "00001"

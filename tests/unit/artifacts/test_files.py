@@ -171,6 +171,14 @@ def test_an_error_of_the_file_system_names_the_folder_and_leaves_no_file(tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_temporary_file_that_cannot_be_removed_fails_no_writer_and_hides_no_error(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(Path, "unlink", mock.Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO))))
+    files.write_json(tmp_path / "value.json", {"a": 1})
+    assert files.read_json(tmp_path / "value.json") == {"a": 1}
+    with pytest.raises(RuntimeError), files.atomic_write(tmp_path / "other"):
+        raise RuntimeError
+
+
 def test_a_file_over_the_limit_on_file_sizes_is_named(tmp_path) -> None:
     with pytest.raises(OSError, match="File too large") as raised, files.atomic_write(tmp_path / "table"):
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))

@@ -77,6 +77,12 @@ def test_jobs_are_those_that_snakemake_plans(tmp_path) -> None:
     assert "reference" not in estimate.jobs(Config(**mini(algorithm={"beta": 0})))
 
 
+def test_the_number_of_files_counts_those_of_jobs_and_of_policies_that_stay(qwen) -> None:
+    config = gsm8k().model_copy(update={"rounds": 4, "keep_every": 2})
+    jobs = sum(estimate.jobs(config).values())
+    assert estimate.files(RunMemory(config, qwen)) == 6 * jobs + (8 + 17) * 3, "8.04 GB of weights, policies 0, 2 and 4"
+
+
 def test_zero_splits_memory_over_processes(qwen) -> None:
     """Bytes per parameter of a 16-bit model: 2 for weights, 2 for gradients, 4 for their sum in float32 and 12 for the
     optimizer, 20 in total as in ZeRO's paper. Without ZeRO, DeepSpeed uses ZeRO 1.

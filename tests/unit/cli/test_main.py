@@ -201,3 +201,22 @@ def test_functions_that_are_called_with_the_options_of_a_command_take_them() -> 
         module, _, name = reference.partition(":")
         signature = inspect.signature(getattr(importlib.import_module(module), name))
         signature.bind(*[None] * before, **dict.fromkeys(names))
+
+
+def test_ctrl_c_during_imports_prints_nothing() -> None:
+    """Even if the imported library catches KeyboardInterrupt, as pydantic does."""
+    code = """
+import os, signal, sys
+from rloo_pipeline import __main__
+class Interrupted:
+    def find_spec(self, name, *_):
+        if name == "rloo_pipeline.cli":
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:
+                raise ValueError("of the library") from None
+sys.meta_path.insert(0, Interrupted())
+__main__.main()
+"""
+    outcome = subprocess.run([sys.executable, "-c", code, "check"], capture_output=True, text=True, check=False)
+    assert (outcome.returncode, outcome.stdout, outcome.stderr) == (130, "", "")

@@ -73,6 +73,8 @@ def test_an_unknown_option_gives_a_one_line_error_with_the_nearest(tmp_path, mon
         command_line(["--jobz", "2"])
     with pytest.raises(UserError, match=r"^--slurm-qoz: Snakemake has no such option; did you mean '--slurm-qos'\?$"):
         command_line(["--slurm-qoz=x"])
+    with pytest.raises(UserError, match=r"^--round: Snakemake has no such option; did you mean 'rounds'\?$"):
+        command_line(["--round", "5"])
     assert command_line(["--dry", "--keep-going"])[-2:] == ["--dry", "--keep-going"], "argparse completes names"
 
 

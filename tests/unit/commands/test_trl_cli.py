@@ -95,6 +95,12 @@ def test_a_script_may_stand_after_its_launcher(launcher, size) -> None:
     assert (config["algorithm"]["beta"], config["rollout"]["generation_batch_size"]) == (0.1, size)
 
 
+@pytest.mark.parametrize("command", ["accelerate launch", "python -m mine.train --beta 0.1", "torchrun", ""])
+def test_a_launcher_without_a_script_gives_a_one_line_error(command) -> None:
+    with pytest.raises(UserError, match=r"^--from-trl '.*': names no script; write its file, such as train\.py$"):
+        init_from_trl(Path("project"), command, None, False)
+
+
 SCRIPT = """
 from datasets import load_dataset
 from trl import GRPOConfig, GRPOTrainer, TrlParser

@@ -50,7 +50,8 @@ const wait = setInterval(() => {
   for (const one of open) one.open = true;
   document.querySelector(".case .role").textContent = "tool_of_a_long_name_".repeat(20);
   const opened = document.documentElement.scrollWidth - document.documentElement.clientWidth;
-  const cards = [...document.querySelectorAll(".wide")].filter((card) => card.querySelector("table"));
+  const wide = [...document.querySelectorAll(".wide")];
+  const cards = wide.filter((card) => card.querySelector("table"));
   const cut = cards.filter((card) => card.scrollWidth > card.clientWidth + 1).length;
   for (const one of open) one.open = false;
   scrollTo(0, document.body.scrollHeight / 2);
@@ -62,6 +63,9 @@ const wait = setInterval(() => {
   const nav = document.querySelector("nav").getBoundingClientRect().top;
   const result = {
     tall, beyond, opened, tables: cards.length, cut, nav,
+    unreached: wide.filter((card) => card.scrollWidth > card.clientWidth && card.tabIndex < 0).length,
+    part: document.querySelector("nav [aria-current]").getAttribute("aria-current"),
+    script: getComputedStyle(document.querySelector(".case pre")).unicodeBidi,
     plots: drawn(),
     jobs: [...document.querySelectorAll("#plot-timeline .point path")]
       .filter((bar) => bar.getBBox().width + parseFloat(getComputedStyle(bar).strokeWidth) > 0).length,
@@ -80,10 +84,10 @@ const wait = setInterval(() => {
 </script>"""
 
 
-def browse(page: str, folder: Path, width: int) -> tuple[dict[str, Any], str]:
-    """The result of `ACT` on the page, and the browser's console."""
+def opened(page: str, folder: Path, width: int) -> tuple[str, str]:
+    """The page after its scripts, and the browser's console."""
     file = folder / f"page-{width}.html"
-    file.write_text(page.replace("<head>", "<head>" + LISTEN, 1).replace("</body>", ACT + "</body>", 1))
+    file.write_text(page)
     options = (
         *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--virtual-time-budget=30000"),
         *(f"--window-size={width},900", f"--user-data-dir={folder / 'profile'}", "--enable-logging=stderr"),
@@ -91,8 +95,14 @@ def browse(page: str, folder: Path, width: int) -> tuple[dict[str, Any], str]:
     outcome = subprocess.run(
         [str(BROWSER), *options, "--dump-dom", file.as_uri()], capture_output=True, text=True, timeout=240, check=True
     )
-    [result] = re.findall(r'<pre id="result">(.*?)</pre>', outcome.stdout, re.DOTALL)
-    console = "\n".join(line for line in outcome.stderr.splitlines() if "CONSOLE" in line)
+    return outcome.stdout, "\n".join(line for line in outcome.stderr.splitlines() if "CONSOLE" in line)
+
+
+def browse(page: str, folder: Path, width: int) -> tuple[dict[str, Any], str]:
+    """The result of `ACT` on the page, and the browser's console."""
+    page = page.replace("<head>", "<head>" + LISTEN, 1).replace("</body>", ACT + "</body>", 1)
+    shown, console = opened(page, folder, width)
+    [result] = re.findall(r'<pre id="result">(.*?)</pre>', shown, re.DOTALL)
     return json.loads(unescape(result)), console
 
 
@@ -116,8 +126,10 @@ def test_the_page_works_in_a_browser(page: str, tmp_path: Path, width: int) -> N
     assert result["beyond"] == 0, "on a phone no sentence sticks out"
     assert result["tables"] >= 6
     assert result["cut"] == 0, "no table loses a column"
+    assert result["unreached"] == 0, "the keyboard scrolls the picture of the stages"
     assert result["tall"] < 8000, "rollouts are folded"
-    assert result["nav"] == 0, "the navigation stays"
+    assert (result["nav"], result["part"]) == (0, "true"), "the navigation stays, and says where one is"
+    assert result["script"] == "plaintext", "Arabic runs from right to left"
     assert (len(result["all"]["shown"]), result["all"]["count"]) == (20, "20 of 20")
     wrong = result["wrong"]["shown"]
     assert 0 < len(wrong) < 20
@@ -127,6 +139,12 @@ def test_the_page_works_in_a_browser(page: str, tmp_path: Path, width: int) -> N
     assert all("up" in kind.split() for kind in result["up"]["shown"])
     assert 0 < len(result["last"]["shown"]) < len(result["up"]["shown"])
     assert result["last"]["groups"] <= 6, "groups without a completion to show are hidden"
+
+
+def test_an_old_browser_says_why_there_are_no_curves(page: str, tmp_path: Path) -> None:
+    old = page.replace("<head>", "<head><script>delete window.DecompressionStream</script>", 1)
+    shown, _ = opened(old, tmp_path, 1200)
+    assert len(re.findall(r'class="plot"[^>]*>This browser cannot draw the curve', shown)) == page.count('class="plot"')
 
 
 def test_errors_and_requests_are_detected(page: str, tmp_path: Path) -> None:

@@ -95,6 +95,13 @@ def test_a_long_name_in_a_legend_is_broken_and_has_room() -> None:
     assert long["layout"]["height"] == short["layout"]["height"] + 16
 
 
+def test_a_legend_has_the_name_of_a_reward_as_it_is() -> None:
+    """plotly reads names as HTML."""
+    drawn = figure(Chart("", "", {"a": "a <b>, weight 1", "b": 'R&D "q"'}), [{"round": 1, "a": 1.0, "b": 0.0}])
+    assert drawn
+    assert [line["name"] for line in drawn["data"]] == ["a &lt;b&gt;, weight 1", 'R&amp;D "q"']
+
+
 def test_a_metric_that_no_round_has_is_not_drawn(config: Config) -> None:
     rounds = [metrics_of(number) for number in range(1, 4)]
     without = [metrics | {"kl/sequence_mean": None} for metrics in rounds]

@@ -352,6 +352,24 @@ def test_a_run_that_has_not_begun_is_waited_for(tmp_path, monkeypatch, capsys) -
     assert naps == [0.5, 0.5]
 
 
+def test_where_nothing_can_be_redrawn_the_view_is_printed_at_once(tmp_path, monkeypatch, capsys) -> None:
+    run, seen = write_run(tmp_path / "run", 2), []
+
+    def sleep(seconds: float) -> None:
+        seen.append(capsys.readouterr().out)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watch.time, "sleep", sleep)
+    watch.watch([run], once=False, every=0.5)
+    assert "round 2 of 8" in seen[0]
+
+
+def test_a_locale_without_the_characters_of_curves_ends_no_view(tmp_path) -> None:
+    outcome = rloo("watch", write_run(tmp_path / "run", 2), "--once", PYTHONIOENCODING="ascii")
+    assert outcome.returncode == 0, outcome.stderr
+    assert "round 2 of 8" in outcome.stdout
+
+
 def test_once_prints_one_frame_and_writes_nothing(tmp_path) -> None:
     run = write_run(tmp_path / "run", 2)
     before = sorted((file, file.stat().st_mtime_ns) for file in run.rglob("*"))

@@ -57,6 +57,15 @@ def test_completions_are_shown_as_text(page: str) -> None:
     assert not {"img", "b"} & {tag for tag, _ in read.elements}
 
 
+def test_without_a_mouse_or_javascript_the_page_can_be_read(page: str) -> None:
+    elements = Reader(page).elements
+    filters = [attrs for _, attrs in elements if attrs.get("class") == "tools"]
+    tall = [attrs for tag, attrs in elements if tag == "pre"]
+    assert sum(attrs.get("tabindex") == "0" for attrs in tall) > 60, "text that scrolls takes the keyboard's focus"
+    assert all("hidden" in attrs for attrs in filters), "JavaScript shows the filters, which need it"
+    assert "@media screen and (prefers-color-scheme: dark)" in page, "dark text on paper"
+
+
 def test_the_page_loads_nothing(page: str) -> None:
     read = Reader(page)
     loaded = [

@@ -1,6 +1,8 @@
 """Files of a copied run that `rloo adopt` accepts; tests/pipeline has whole runs."""
 
 import os
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from helpers import mini
@@ -55,3 +57,14 @@ def test_a_model_that_was_copied_after_the_run_is_accepted_if_it_is_the_same(tmp
     (model / "model.safetensors").write_bytes(b"another")
     with pytest.raises(UserError, match=r"model\.safetensors was changed"):
         adoption.accept_sources(folder)
+
+
+def test_a_run_that_is_not_there_is_not_adopted(tmp_path) -> None:
+    call: Any = SimpleNamespace(
+        workflow=SimpleNamespace(executor_plugin=SimpleNamespace(name="touch")),
+        runs=SimpleNamespace(by_folder={"results/mini": Config(**mini())}),
+        run_folder=lambda run: tmp_path / run,
+        outputs=list,
+    )
+    with pytest.raises(UserError, match=r"results/mini: no run to adopt; copy its folder there first"):
+        adoption.check(call)

@@ -11,6 +11,7 @@ import pytest
 import snakemake_executor_plugin_slurm as plugin
 import snakemake_executor_plugin_slurm_jobstep as jobstep
 from helpers import executable
+from snakemake.scheduling.job_scheduler import JobScheduler
 from snakemake_interface_common.exceptions import WorkflowError
 
 from rloo_pipeline.snakemake_ext import slurm_executor, slurm_job_steps
@@ -268,6 +269,27 @@ def test_in_a_job_the_name_of_the_clusters_configuration_stays(monkeypatch) -> N
     slurm_job_steps.keep_slurm_conf(None)
     started = jobstep.subprocess.Popen("echo $SLURM_CONF", shell=True, env={}, stdout=jobstep.subprocess.PIPE)
     assert started.communicate()[0] == b"x\n"
+
+
+@pytest.mark.parametrize(
+    ("state", "killed", "requeued"),
+    [("RUNNING", "graceful", True), ("COMPLETING", "graceful", False), ("RUNNING", None, False)],
+)
+def test_a_job_whose_stage_ends_in_the_grace_time_of_a_preemption_is_put_back(
+    monkeypatch, tmp_path, state, killed, requeued
+) -> None:
+    """Not one that is cancelled, out of time, or whose stage fails."""
+    executable(tmp_path, "squeue", f"echo '7|{state}|node1|1:00'")
+    executable(tmp_path, "scontrol", f'echo "$*" >>{tmp_path}/asked')
+    environment = {"SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2"}
+    for name, value in {**environment, "PATH": f"{tmp_path}:/usr/bin:/bin"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(slurm_job_steps.time, "sleep", lambda _: None)
+    monkeypatch.setattr(JobScheduler, "schedule", lambda _: False)
+    slurm_job_steps.requeue_preempted(SimpleNamespace(main=False))
+    assert JobScheduler.schedule(SimpleNamespace(_user_kill=killed)) is False
+    asked = (tmp_path / "asked").read_text() if (tmp_path / "asked").exists() else ""
+    assert ("requeue 5_2" in asked) == requeued
 
 
 def test_an_interrupt_also_cancels_a_job_that_is_being_submitted(monkeypatch, tmp_path) -> None:
