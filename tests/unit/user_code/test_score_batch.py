@@ -266,7 +266,7 @@ def mine(completions):
 """)
     before = set(psutil.Process().children())
     with WorkerPools([Reward(function=f"{file}:mine")], 1) as pools:
-        for _ in range(3):
+        for _ in range(10):
             pools.score(batch(2), [1, 1], more=True)
         kept = set(psutil.Process().children()) - before - {psutil.Process(pools.started[0][0].process.pid)}
     assert len(kept) <= 2, "those of the last two calls may just be ending"
