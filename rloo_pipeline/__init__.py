@@ -4,8 +4,6 @@ From Python, `run("my-run.yaml", cores=4)` starts a run and `open_run("results/d
 does not import torch, vLLM, DeepSpeed, Snakemake or Arrow.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.version import __version__

@@ -1,7 +1,5 @@
 """Errors that a user can fix: one sentence that names the file or key and says what to do."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -5,8 +5,6 @@ replaces a file's text but not its path: `__file__`, tracebacks and relative imp
 function still finds data next to its file. `use` turns the copies on for this process and its children.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

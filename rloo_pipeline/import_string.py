@@ -4,8 +4,6 @@ In a run's jobs, their code is the run's frozen copy (`frozen_functions`). For a
 `LIBRARY:ARGUMENT` calls that library's function in `LIBRARIES` with the argument.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

@@ -4,8 +4,6 @@ The seed of a sample is derived from (run seed, purpose, round, prompt, sample),
 shards, the order of a batch, or restarts.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import random

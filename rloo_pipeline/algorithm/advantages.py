@@ -6,8 +6,6 @@ NaN where it is undefined (an unscorable sample, no sibling to compare with); th
 rewards of a prompt's samples; means and standard deviations are over its scorable samples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import update_wrapper
 

@@ -10,8 +10,6 @@ that of the whole distributions, and equal to it if K is the vocabulary. Agarwal
     0 < β < 1    β KL(p‖m) + (1 − β) KL(q‖m), m = βp + (1 − β)q    (equation 1)
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -4,8 +4,6 @@ No function subtracts large sums from each other: values are shifted by their mi
 siblings of a sample are added up without it. Equal values of any size therefore have a deviation of exactly 0.
 """
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor

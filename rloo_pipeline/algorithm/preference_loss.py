@@ -6,8 +6,6 @@ and a coefficient c that keeps rewards near 0 (arXiv 2312.09244, equation 6):
     −log σ(r_c − r_r − m) + c · (r_c + r_r)²
 """
 
-from __future__ import annotations
-
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid

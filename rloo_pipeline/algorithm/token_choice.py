@@ -13,8 +13,6 @@ choose tokens in each micro-batch, by the current policy; here they are chosen o
 depend on how a step is split. Before the first step both policies are the same.
 """
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

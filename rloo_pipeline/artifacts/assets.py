@@ -3,8 +3,6 @@
 It holds digests of files that lie elsewhere, such as the user's own model, for readers to check.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

@@ -5,8 +5,6 @@ and of the chat template. `loss_mask` is True for sampled ones, and only they ha
 `sampling_logps`. A turn with the role `assistant` consists of exactly the tokens that were sampled in it.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 

@@ -13,8 +13,6 @@ removed when the stage ends well; a missing token counts as lost. A process that
 temporary file of 32 bytes, which the next one that takes the token removes.
 """
 
-from __future__ import annotations
-
 import glob
 import os
 import uuid

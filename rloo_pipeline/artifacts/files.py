@@ -4,8 +4,6 @@ Everything is written under a temporary name in the same folder and then renamed
 ever sees an incomplete file. `manifest.py` has the digests of whole folders.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Copies of the user's functions in a run's or experiment's folder: written at its start, used by its jobs."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from pathlib import Path

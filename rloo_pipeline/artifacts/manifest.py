@@ -1,7 +1,5 @@
 """The manifest of a folder: size and BLAKE3 digest of each file, and facts about the folder, which readers check."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Dimensions of a model, read from its config.json and the headers of its safetensors files without torch."""
 
-from __future__ import annotations
-
 import json
 import re
 import struct

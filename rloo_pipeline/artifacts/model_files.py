@@ -4,8 +4,6 @@
 every shard in the index exists. Pickled weights are refused.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Iterable, Mapping

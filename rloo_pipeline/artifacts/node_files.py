@@ -5,8 +5,6 @@ below a folder that the controller makes on each node and removes when it ends (
 the paths that the policies had while they were written, so no two policies share one.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

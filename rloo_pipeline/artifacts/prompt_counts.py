@@ -4,8 +4,6 @@ One row per prompt that has been sampled. A completion without a score is neithe
 round after which the counts are known: 0 for policy 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import nan
 from pathlib import Path

@@ -5,8 +5,6 @@ schema version, kind, run, round, shard, policy digest, seed, package version an
 by (prompt, sample), so one group is K consecutive rows.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

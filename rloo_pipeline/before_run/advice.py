@@ -1,7 +1,5 @@
 """Suggests settings with which a stage would fit on a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 

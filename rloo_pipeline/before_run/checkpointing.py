@@ -5,8 +5,6 @@ Recomputed activations are bitwise equal to stored ones. Micro-batches of differ
 depends only on the configuration and the card.
 """
 
-from __future__ import annotations
-
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import advice, memory

@@ -1,7 +1,5 @@
 """Checks a run's datasets for `rloo check`: reads, templates and counts rows as `prompts` and `warmstart` do."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -158,10 +156,8 @@ def _sorted(key: str, rows: Sequence[Row], count: int) -> Iterator[Finding]:
         first, values = (Counter(row[name] for row in part if isinstance(row.get(name), str | int)) for part in parts)
         unseen = sum(values[value] for value in values.keys() - first.keys())
         if len(values) <= count / RARE and unseen > len(rows) * UNSEEN:
-            message = (
-                f"its first {count} rows (evaluation.num_prompts) have {len(first)} of the {len(values)} values of"
-            )
-            yield Finding(key, True, f"{message} '{name}', so it looks sorted; shuffle the rows", note=True)
+            seen = f"its first {count} rows (evaluation.num_prompts) have {len(first)} of the {len(values)} values of"
+            yield Finding(key, True, f"{seen} '{name}', so it looks sorted; shuffle the rows", note=True)
             return
 
 

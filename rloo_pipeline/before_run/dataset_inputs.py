@@ -1,7 +1,5 @@
 """Checks the datasets that a configuration names: files exist, can be read, and have the right columns."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rloo_pipeline.config import Config, Source, distillation

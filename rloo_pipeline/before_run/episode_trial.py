@@ -5,8 +5,6 @@ handled like sampled ones: they are token ids, the parser reads them, a separate
 continues.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any

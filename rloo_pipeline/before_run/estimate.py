@@ -4,8 +4,6 @@ Job counts are exact. Tokens are upper bounds, since completions may be shorter.
 the assumptions in `ASSUMED`.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator

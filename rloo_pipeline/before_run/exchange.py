@@ -2,8 +2,6 @@
 shared file system or on the nodes' own disks (`exchange`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

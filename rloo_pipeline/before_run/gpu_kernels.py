@@ -4,8 +4,6 @@ It is a separate process because it may crash and because the caller must not ho
 exits with 0, or fails with a traceback.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

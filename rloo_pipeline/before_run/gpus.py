@@ -1,7 +1,5 @@
 """Checks a node's GPUs: driver, memory, links, kernels, and vLLM's start-up time."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import re

@@ -2,8 +2,6 @@
 driver.
 """
 
-from __future__ import annotations
-
 import ctypes
 import re
 import shutil

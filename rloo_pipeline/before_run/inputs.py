@@ -3,8 +3,6 @@
 `rloo check`, `plan` and `doctor`, Snakemake before it plans, and the stages that use an input all call the same checks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from rloo_pipeline.artifacts.policy import Policy

@@ -1,7 +1,5 @@
 """Compares ways to spread a run over N GPUs, by memory and time, for `rloo plan --gpus N`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple

@@ -5,9 +5,7 @@ resident set of `rloo update` and `rloo rollout` (measured by tests/stages/test_
 follow DeepSpeed's and vLLM's documentation (measured by the row `memory` of `make gpu`).
 """
 
-from __future__ import annotations
-
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
 from rloo_pipeline.config import Config, Update
@@ -67,7 +65,7 @@ class MicroBatch(NamedTuple):
     """True if a step has several micro-batches, so that gradients and activations exist at the same time."""
 
     @classmethod
-    def largest(cls, config: Config) -> MicroBatch:
+    def largest(cls, config: Config) -> Self:
         """One process's part of the largest micro-batch, with every prompt and completion at its maximum length."""
         completion, per_sequence = config.rollout.max_completion_length, packed_length(config)
         sequences = config.rollout.generation_batch_size / config.algorithm.steps_per_generation

@@ -1,7 +1,5 @@
 """Checks a model by its config.json: it exists, can be trained, and has the context length that the run needs."""
 
-from __future__ import annotations
-
 import io
 import shlex
 import tempfile

@@ -1,12 +1,12 @@
 """Checks a run's model, and a user's loss and estimator, for `rloo check`. Loads them as the stages do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from rloo_pipeline import import_string
+from rloo_pipeline.algorithm.loss import OwnLoss
 from rloo_pipeline.artifacts import model_files
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import model_inputs, node_checks
@@ -16,11 +16,6 @@ from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.rollout import engine_arguments
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.training import model_support, plain_model, policy_model, self_check, sequence_group
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from rloo_pipeline.algorithm.loss import OwnLoss
 
 READ = 4 << 30
 """Maximum bytes of weights that `check` reads to look for non-finite values."""

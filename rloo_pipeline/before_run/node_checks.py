@@ -1,7 +1,5 @@
 """Checks a node: bind mounts, caches, model and data, free space and quota, number format."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Explains in one sentence why an engine ran out of memory: what it wanted, who holds the memory, what would fit."""
 
-from __future__ import annotations
-
 import os
 
 import psutil

@@ -7,8 +7,6 @@ and warm start precede the first round; evaluation, distance and report follow t
 a round follows from the time of each side (docs/overlap.md).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

@@ -6,8 +6,6 @@ in the data. With math_reward, a gold answer accepts itself if it does so in a b
 The box is tried first, since math-verify takes up to two seconds to find an expression in a text.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar

@@ -1,7 +1,5 @@
 """Calls every reward function and the judge of a configuration on a few rows of its data, for `rloo check`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -9,8 +7,7 @@ from rloo_pipeline import import_string
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import reward_audit
 from rloo_pipeline.before_run.findings import DatasetSample, Finding, RunInputs
-from rloo_pipeline.config import Config, Reward, Warmstart
-from rloo_pipeline.config.rewards import Judge
+from rloo_pipeline.config import Config, Judge, Reward, Warmstart
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.user_code.completion_text import as_completion, text_of

@@ -5,8 +5,6 @@ Requests in the rules themselves are parsed from workflow/rules/*.smk: `growing(
 first attempt, and a sum with its first number. `scoring_memory` follows from the configuration.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

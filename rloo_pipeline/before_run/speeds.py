@@ -2,8 +2,6 @@
 docs/generated/gpus.md has the measurements.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 CARD = "H200"

@@ -1,7 +1,5 @@
 """Chooses which warm engines take turns on the GPUs. While one runs, the others wait in host memory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims

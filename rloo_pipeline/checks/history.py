@@ -1,7 +1,5 @@
 """The metrics of a run up to some round, as the functions of `symptoms` read them."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from itertools import islice, pairwise

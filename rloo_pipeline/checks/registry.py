@@ -7,8 +7,6 @@ its evidence as text, or None. Its limits are its keyword arguments, with their 
 "Limits:" in its docstring.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping

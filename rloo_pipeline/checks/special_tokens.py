@@ -1,7 +1,5 @@
 """Checks that tokenizer, generation config and chat template agree on the ends of prompts and completions."""
 
-from __future__ import annotations
-
 from rloo_pipeline.checks.evidence import Evidence
 from rloo_pipeline.checks.registry import CheckResult, check
 

@@ -12,8 +12,6 @@ these policies on other prompts of the same kind. It does not predict another tr
 - Several comparisons are corrected together (Holm 1979).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from math import comb, sqrt
 from typing import NamedTuple

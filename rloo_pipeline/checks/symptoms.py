@@ -5,8 +5,6 @@ with its name. Most compare the latest rounds with the run's start, the median o
 does not exist in a round (null) is never evidence.
 """
 
-from __future__ import annotations
-
 import statistics
 from typing import Annotated
 
@@ -31,10 +29,7 @@ UpToOne = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 
 
-@symptom(
-    "unstable",
-    "raise rollout.num_generations to 6 or 8, lower update.learning_rate, raise algorithm.beta",
-)
+@symptom("unstable", "raise rollout.num_generations to 6 or 8, lower update.learning_rate, raise algorithm.beta")
 def unstable(history: RoundHistory, *, ratio: OverOne = 5.0) -> str | None:
     """The gradient norm jumps repeatedly.
 
@@ -166,8 +161,7 @@ def length_explosion(history: RoundHistory, *, ratio: OverOne = 2.0, clipped: Up
 
 
 @symptom(
-    "empty outputs",
-    "raise algorithm.beta, lower update.learning_rate, check whether a reward favours empty answers",
+    "empty outputs", "raise algorithm.beta, lower update.learning_rate, check whether a reward favours empty answers"
 )
 def empty_outputs(history: RoundHistory, *, ratio: Fraction = 0.1, min_length: NotNegative = 2.0) -> str | None:
     """Completions become empty or nearly so.

@@ -1,7 +1,5 @@
 """Commands after a run: compare, experiment, export, rescore, track."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Commands before a run: init, check, plan, doctor, reward-test, images, profiles."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess
@@ -124,10 +122,7 @@ COMMANDS = (
         option("--force", action="store_true", help="replace existing files"),
     ),
     command(
-        "check",
-        _check,
-        "Check model, data and reward functions in seconds, before any engine starts.",
-        *CONFIGURATION,
+        "check", _check, "Check model, data and reward functions in seconds, before any engine starts.", *CONFIGURATION
     ),
     command(
         "plan",

@@ -1,7 +1,5 @@
 """Defines commands of `rloo` as data (name, function, options), and builds the parser from them."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -155,10 +153,7 @@ class RlooParser(Parser):
         self.by_name = {command.name: command for commands in groups.values() for command in commands}
         for command in self.by_name.values():
             parser = self.commands.add_parser(
-                command.name,
-                help=command.about,
-                description=command.about,
-                formatter_class=_Help,
+                command.name, help=command.about, description=command.about, formatter_class=_Help
             )
             parser.set_defaults(command=command.run, log=None)
             for option in command.options:

@@ -1,7 +1,5 @@
 """Commands during a run: run, why, watch, diagnose, and submit, status, cancel for a run that is one SLURM job."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -1,7 +1,5 @@
 """The command `rloo`: parses the arguments, calls the command's function, and turns errors into one line."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 import sys

@@ -3,8 +3,6 @@
 workflow/rules/prepare.smk and warmstart.smk call them.
 """
 
-from __future__ import annotations
-
 import argparse
 
 from rloo_pipeline.cli.stage_options import ASSETS, POLICY, PROMPTS, REWARD_MODEL, SHARD, path, stage, whole_config
@@ -29,20 +27,14 @@ COMMANDS = (
     stage("stage-assets", "Fetch or copy model and datasets; may use the network."),
     stage("prompts", "Template and tokenize the prompts into Arrow.", ASSETS),
     stage(
-        "warmstart",
-        "Make policy 0: the model itself, or the model after SFT on demonstrations.",
-        *(ASSETS, PROMPTS),
+        "warmstart", "Make policy 0: the model itself, or the model after SFT on demonstrations.", *(ASSETS, PROMPTS)
     ),
     stage(
         "reward-model",
         "Train a reward model from preferences.",
         *(ASSETS, PROMPTS, path("model", "folder of the reward model to write")),
     ),
-    stage(
-        "probe",
-        "Sample and score probe prompts with policy 0.",
-        *(PROMPTS, POLICY, REWARD_MODEL),
-    ),
+    stage("probe", "Sample and score probe prompts with policy 0.", *(PROMPTS, POLICY, REWARD_MODEL)),
     stage(
         "checks",
         "Check policy 0 by its probe completions; fails if RLOO could not learn from them.",

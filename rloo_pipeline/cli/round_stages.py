@@ -1,7 +1,5 @@
 """Stages of a round; see workflow/rules/rounds.smk."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
@@ -106,11 +104,7 @@ COMMANDS = (
         *(PROMPTS, POLICY, ROUND, shards("rollouts"), shards("scores"), *PASS_RATES, REWARD_MODEL),
         path("output-scores", "table for the scores"),
     ),
-    stage(
-        "reference",
-        "Compute the log-probs of one shard under the reference policy.",
-        *(POLICY, ROLLOUTS, IMAGES),
-    ),
+    stage("reference", "Compute the log-probs of one shard under the reference policy.", *(POLICY, ROLLOUTS, IMAGES)),
     stage(
         "teacher",
         "Compute the log-probs of one shard under the teacher.",

@@ -1,7 +1,5 @@
 """Defines stages as commands, and the options that several stages share."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial

@@ -8,8 +8,6 @@ A job that SLURM itself requeues (preemption, node failure) continues in the sam
 or if no stage finishes in a whole allocation, since none would finish in the next one either.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

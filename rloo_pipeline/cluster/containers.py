@@ -6,8 +6,6 @@ the node where the stage runs: APPTAINER_BIND, APPTAINER_NV, and the engines' ca
 because it is read-only.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -6,8 +6,6 @@ answer, and everything else goes to the stage's log. If a rank dies, srun ends t
 the ranks' input ends and they exit.
 """
 
-from __future__ import annotations
-
 import os
 import queue
 import select

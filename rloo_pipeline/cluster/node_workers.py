@@ -6,8 +6,6 @@ the workers there (`host`), as `manager.start` does on Snakemake's machine, and 
 `NAME@NODE` on each node. A stage that srun runs puts its node's name into RLOO_WORKERS (`snakemake_ext/steps.py`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import atexit
 import contextlib

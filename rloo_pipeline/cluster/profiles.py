@@ -1,7 +1,5 @@
 """Links the profiles of this project into the folder where `snakemake --profile NAME` looks for them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Queries and changes SLURM jobs with squeue, scontrol and scancel; needs no slurmdbd."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from contextlib import suppress

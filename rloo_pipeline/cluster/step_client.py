@@ -5,8 +5,6 @@ that stays on this node (`snakemake_ext/steps.py` writes the calling scripts). I
 (`node_stages.py`) for a node. Since it starts with every stage, it imports only the standard library.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -4,8 +4,6 @@ submitit submits the job, which runs `allocation.work`. The run's folder has a r
 submitit's files and the job's log.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

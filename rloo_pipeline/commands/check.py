@@ -5,8 +5,6 @@ scripted model plays an episode. Every reward function is called on a few rows, 
 the checks in order; each takes `RunInputs` and yields findings.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """compare, experiment: write a page that compares finished runs, and its data as files."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """doctor: checks that a node has everything that a run needs; prints a line for each, with advice if it is missing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

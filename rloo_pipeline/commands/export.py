@@ -2,8 +2,6 @@
 PEFT.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ The folder has config/config.yaml, a reward function with its test, a Snakefile 
 profiles and a README. Data in a single file is split into training and held-out rows.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -200,8 +198,7 @@ def _kept_prompts(model: ProjectModel, data: ProjectData, keys: Mapping[str, Any
         from rloo_pipeline.rollout.templating import PromptParts, Templater
 
         dataset = Dataset.model_validate({"train": data.train, "eval": data.eval, **keys})
-        policy = Policy(model.folder)
-        parts = PromptParts(Templater(dataset, policy))
+        parts = PromptParts(Templater(dataset, Policy(model.folder)))
         for name in parts.order:
             parts.add(name, [*data.rows[name]], data.name)
     except (ImportError, UserError):  # `rloo check` explains such errors

@@ -1,7 +1,5 @@
 """plan: prints an estimate of what a run needs, before anything is queued."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from rich.table import Column, Table

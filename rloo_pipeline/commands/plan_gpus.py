@@ -1,7 +1,5 @@
 """plan --gpus N: prints the best settings for N GPUs, the alternatives, and what does not fit."""
 
-from __future__ import annotations
-
 import yaml
 from rich.table import Column, Table
 
@@ -9,8 +7,7 @@ from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.before_run import estimate, exchange, layouts, memory, speeds
 from rloo_pipeline.before_run.cards import Card
 from rloo_pipeline.before_run.layouts import GpuLayout
-from rloo_pipeline.config import Config
-from rloo_pipeline.config.section import JSON, nest
+from rloo_pipeline.config import JSON, Config, nest
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime.console import Terminal
 

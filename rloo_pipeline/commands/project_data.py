@@ -1,7 +1,5 @@
 """Data detection for `rloo init`: finds training and held-out rows, and the columns with prompt and answer."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -4,14 +4,12 @@ Nothing is sampled again, so later rounds still come from policies trained with 
 from rewards alone, without KL and teacher, and are compared over all completions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from torch import Tensor
 
 from rloo_pipeline.artifacts import round_tables, tables
 from rloo_pipeline.artifacts.files import write_json
@@ -24,9 +22,6 @@ from rloo_pipeline.judging.change import Change, change, columns
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.training.round_data import completions_of
 from rloo_pipeline.user_code.score_table import score_table, scoring_facts
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path) -> None:

@@ -3,8 +3,6 @@
 The function is called as in a run: in worker processes with time limits, with the same checks of its output.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from itertools import pairwise

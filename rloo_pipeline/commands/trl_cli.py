@@ -1,7 +1,5 @@
 """Options of a command line, and TRL's own commands, such as `trl grpo --config grpo.yaml`, as scripts."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 A copy has the statements that the part depends on, in the order of the script, and nothing that trains.
 """
 
-from __future__ import annotations
-
 import ast
 import copy
 import re

@@ -1,7 +1,5 @@
 """Translates the models of a TRL script, with adapter and quantization, to configuration keys."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The statements of a script that are read, and the expressions that its names stand for."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 from abc import ABC, abstractmethod

@@ -3,8 +3,6 @@
 An option that a script leaves out has TRL's default, which is written out if it differs from the default here.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """init --from-trl: turns a TRL training script into a project, with a table that shows what each argument became."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,10 +13,9 @@ from rloo_pipeline.commands.trl_options import ArgumentRow, Translation, shown
 from rloo_pipeline.commands.trl_script import TrlScript
 from rloo_pipeline.commands.trl_syntax import name_of
 from rloo_pipeline.commands.trl_values import UnknownValueError
-from rloo_pipeline.config import Config
+from rloo_pipeline.config import JSON, Config, nest
 from rloo_pipeline.config.error_messages import checked
 from rloo_pipeline.config.run_keys import valid_run_name
-from rloo_pipeline.config.section import JSON, nest
 from rloo_pipeline.errors import UserError
 
 

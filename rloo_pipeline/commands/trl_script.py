@@ -1,7 +1,5 @@
 """Reads a TRL training script: the call that makes its trainer, its options, and what a project leaves out."""
 
-from __future__ import annotations
-
 import ast
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """Finds the statements that bind names in Python source."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar

@@ -1,7 +1,5 @@
 """Options of RLOOConfig and GRPOConfig in TRL 1.16: their defaults, and their counterparts here."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ Only values that the script shows are used: constants, names and dictionaries of
 concatenated strings, defaults of argparse, and the script's command-line options.
 """
 
-from __future__ import annotations
-
 import ast
 import operator
 import textwrap

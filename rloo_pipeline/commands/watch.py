@@ -1,7 +1,5 @@
 """watch, diagnose: show a live view of runs, or a table of symptoms, on the terminal. They only read files."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The section `algorithm`: every choice that changes the gradient. Contradictory combinations are errors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 

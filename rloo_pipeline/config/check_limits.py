@@ -1,7 +1,5 @@
 """Section `checks`: the checks of policy 0. Each check has its limits in its decorator, in rloo_pipeline/checks/."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any

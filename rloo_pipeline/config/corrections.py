@@ -1,7 +1,5 @@
 """Sections inside `algorithm`: KL penalty, correction for the sampler's log-probs, length penalties."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Literal
 

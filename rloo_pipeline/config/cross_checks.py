@@ -1,7 +1,5 @@
 """Checks across the sections of a run's configuration."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from rloo_pipeline.config import distillation, lag, trained_reward

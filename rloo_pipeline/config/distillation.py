@@ -1,7 +1,5 @@
 """The section `algorithm.teacher`: on-policy distillation, alone or beside rewards."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 

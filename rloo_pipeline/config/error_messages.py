@@ -1,7 +1,5 @@
 """One sentence for a configuration that pydantic refuses: which key is wrong, and what to write instead."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import ValidationError

@@ -1,7 +1,5 @@
 """The names of advantage estimators, which are functions in `algorithm/advantages.py`."""
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sections `correct`, `evaluation` and `select`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated
 

@@ -4,8 +4,6 @@ The runs of an experiment are in results/<experiment>/<arm>/<seed>/. Files that 
 once, in results/<experiment>/shared/, and used by all of them (`run_set`).
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterator, Mapping

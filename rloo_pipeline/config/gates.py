@@ -3,8 +3,6 @@
 Gates do not change results, so a new limit reruns nothing. It applies to rounds that are judged from then on.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, create_model

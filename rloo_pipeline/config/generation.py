@@ -10,8 +10,6 @@ amount by which the trainer's log-probs exceed the sampler's (`training.sampler_
 such bound and are refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Any
 

@@ -11,8 +11,6 @@ With quantized weights, completions come from a different distribution than the 
 that (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training").
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Reads a configuration file. Nothing is merged or guessed; an error names the key and says what to change."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

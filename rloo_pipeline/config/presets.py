@@ -5,8 +5,6 @@ preset sets every key that defines its algorithm, so that a new default of this 
 `steps_per_generation` belongs to the batch and is in no preset.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

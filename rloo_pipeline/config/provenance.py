@@ -9,8 +9,6 @@ A Python file is digested as a syntax tree, in a form that is the same in Python
 and layout do not count.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 from collections.abc import Iterable, Iterator

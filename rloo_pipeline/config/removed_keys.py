@@ -1,7 +1,5 @@
 """Keys of earlier versions: what to write instead, and how configurations of finished runs that have them are read."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from rloo_pipeline.config.section import JSON

@@ -1,7 +1,5 @@
 """Sections `rewards` and `scoring`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Annotated, Literal

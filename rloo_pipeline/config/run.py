@@ -4,8 +4,6 @@ A stage gets only its own sections (`Config.only`), and Snakemake reruns it when
 (`Config.params`). Both come from `STAGES`, so a stage cannot read a key without being rerun for it.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from functools import reduce

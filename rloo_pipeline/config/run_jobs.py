@@ -1,7 +1,5 @@
 """The jobs of a run, from its configuration and without Snakemake; they match the rules in workflow/rules/."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import NamedTuple

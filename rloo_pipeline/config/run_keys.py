@@ -1,7 +1,5 @@
 """The top level of a run's configuration: its sections and the keys beside them."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from typing import Annotated, Any, Literal

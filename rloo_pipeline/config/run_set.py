@@ -5,8 +5,6 @@ files. Its folder, results/<experiment>/shared/<group>-<digest>/, is named after
 reordering arms does not move it. A shared folder has a config.yaml, logs and benchmarks, like the folder of a run.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Sections `rollout` and `vllm`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from fractions import Fraction

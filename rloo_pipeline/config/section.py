@@ -1,7 +1,5 @@
 """Base class of all sections of the configuration."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 

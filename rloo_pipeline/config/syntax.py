@@ -4,8 +4,6 @@ Parsing this package takes most of Snakemake's start-up time, so the facts of a 
 SHA-256 of its content.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import hashlib

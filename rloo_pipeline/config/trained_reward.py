@@ -1,7 +1,5 @@
 """The section `reward_model`: a reward model that the run trains from preferences and then scores with."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """Sections `update` and `deepspeed`."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Models that a function named in the configuration builds (`model.build`, `algorithm.teacher.build`)."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Reads rows from JSON and JSON Lines files."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Readers that guess types turn a whole column into numbers because of one number 
 turn strings that look like dates into dates.
 """
 
-from __future__ import annotations
-
 import datetime
 import decimal
 from collections.abc import Iterable

@@ -4,8 +4,6 @@
 both begin with the prompt. An optional column `margin` says by how much the reward of `chosen` should be higher.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence

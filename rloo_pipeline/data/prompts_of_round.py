@@ -10,8 +10,6 @@ The prompts of a round may only depend on what the policy that samples it was ma
 scores of the rounds up to that policy's. So a round gets the same prompts whatever else has finished by then.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import isnan, log
@@ -22,8 +20,7 @@ from typing import NamedTuple
 from rloo_pipeline.artifacts import prompt_counts, tables
 from rloo_pipeline.artifacts.prompt_counts import Counts
 from rloo_pipeline.artifacts.prompt_set import PromptSet
-from rloo_pipeline.config import Config, Rollout
-from rloo_pipeline.config.data import PromptSelection
+from rloo_pipeline.config import Config, PromptSelection, Rollout
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.seeds import derive, earlier_rounds, rows_for_refill, rows_of_round
 

@@ -4,8 +4,6 @@ The background is grey with noise; position, size and shade of the square vary. 
 rows of `train` and `test` are drawn from different seeds.
 """
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -5,8 +5,6 @@ is not normalized, so decoding reproduces every string exactly. `<think>` and `<
 Qwen3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Unpack

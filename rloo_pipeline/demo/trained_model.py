@@ -1,7 +1,5 @@
 """Trains a model of the demo's family to add, from demonstrations alone, to serve as a teacher."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Unpack
 

@@ -3,8 +3,6 @@
 Each name of a colour is one token, and so is each image placeholder, as in the models of Qwen and Google.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -10,8 +10,6 @@ fields of the action as arguments. `reset` gets the columns of the row, a `seed`
 made from that seed; OpenEnv passes on those that the environment's `reset` names. The reward is the sum over all steps.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Tools that a configuration can name: `rollout.tools: ["rloo_pipeline.environments.tools:calculator"]`."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import operator

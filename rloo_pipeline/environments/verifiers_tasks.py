@@ -10,19 +10,14 @@ trace, which is passed to the task's `finalize` and `score`. The reward is the s
 Tools run in the process of the episode, and share `trace.state` with the task. Task and tools get a SubprocessRuntime.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.user_code import contract
 from rloo_pipeline.user_code.completion_text import THINK_END
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class VerifiersEpisode:
@@ -150,10 +145,9 @@ def environment(argument: str) -> type:
     """
     name = argument.partition(" ")[0]
     taskset, tasks, single = _load(argument)
-    kind = type(taskset).task_type()
     if not tasks:
         raise UserError(f"rollout.environment: 'verifiers:{argument}' has no tasks, or infinitely many")
-    if needed := _needed(kind, next(iter(tasks.values())), single):
+    if needed := _needed(type(taskset).task_type(), next(iter(tasks.values())), single):
         raise UserError(
             f"rollout.environment: 'verifiers:{name}' needs {needed}, not supported here; use another "
             "taskset, or write a class with its tools (docs/environments.md)"

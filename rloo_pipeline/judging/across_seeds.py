@@ -21,12 +21,12 @@ prompts. Seeds are a sample of training runs, and prompts a sample of prompts of
 tools/coverage_over_seeds.py measures how often the intervals contain the truth (docs/generated/experiments.md).
 """
 
-from __future__ import annotations
-
 from math import sqrt
 from typing import NamedTuple
 
 import numpy as np
+from scipy.optimize import brentq
+from scipy.special import stdtrit
 
 from rloo_pipeline.checks.statistics import ROUNDING, TAIL, Array, Estimate, share_interval, sign_flip_p
 
@@ -66,8 +66,6 @@ class _Variance(NamedTuple):
 
     def margin(self, tail: float = TAIL) -> float:
         """Banerjee's margin: half the width of the interval that excludes `tail` at either end."""
-        from scipy.special import stdtrit
-
         seeds, prompts = (float(stdtrit(max(count - 1, 1), tail)) for count in (self.seeds, self.prompts))
         return sqrt(seeds**2 * self.of_seeds + prompts**2 * self.of_prompts)
 
@@ -119,9 +117,6 @@ def chance_ci95(chance: float, seeds: int) -> tuple[float, float]:
         chance: share of pairs in which it is better; ties count half.
         seeds: number of training runs of either arm.
     """
-    from scipy.optimize import brentq
-    from scipy.special import stdtrit
-
     quantile = float(stdtrit(2 * (seeds - 1), TAIL))
 
     def beyond(true: float, seen: float) -> float:
@@ -149,8 +144,6 @@ def _share_ci95(share: float, variance: _Variance) -> tuple[float, float]:
     If the variance is 0, there is one independent answer per prompt, corrected for the degrees of freedom of the seeds:
     as if answers to a prompt were always equal, and seeds differed as much as the prompts could show.
     """
-    from scipy.special import stdtrit
-
     normal = float(stdtrit(np.inf, TAIL))
     margin = variance.margin()
     if margin > ROUNDING:
@@ -183,8 +176,6 @@ def _difference_ci95(differences: Array) -> tuple[float, float]:
 
 def _p_of_margin(value: float, variance: _Variance) -> float:
     """The p-value at which Banerjee's interval just touches 0."""
-    from scipy.optimize import brentq
-
     smallest = 1e-12
 
     def beyond(p: float) -> float:

@@ -5,8 +5,6 @@ score. A group in which all values of either reward are equal has no ranking and
 at least two of its rewards differ; RLOO learns only from such groups.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

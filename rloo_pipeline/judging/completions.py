@@ -1,7 +1,5 @@
 """Columns of completions and scores as arrays [prompts, samples]."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray

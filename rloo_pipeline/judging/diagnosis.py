@@ -19,8 +19,6 @@ which are judged again. The last round has no gate, because nothing is left to s
 last round is judged before the next rollouts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The summary of an evaluation: accuracy, pass@k, rewards and lengths of its completions, with 95% intervals."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow as pa

@@ -4,8 +4,6 @@ Snakemake deletes a file only when the job that makes it again begins. So while 
 files of the earlier training run are still there. They are older than the files that they would now be made from.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping

@@ -1,7 +1,5 @@
 """Win rate of a policy against another: by scores of each completion alone, or by a judge that compares two."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from rloo_pipeline.checks.statistics import Array, Estimate, estimate_share, prompt_means

@@ -1,7 +1,5 @@
 """Defines the charts of one run's metrics and of several runs' metrics; figures.py draws them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -71,15 +69,10 @@ TEACHER = Chart(
     {"teacher/kl": "KL"},
 )
 BETA = Chart(
-    "KL coefficient",
-    "beta, adapted after each round towards the target KL.",
-    {"beta": "beta"},
-    only_changing=True,
+    "KL coefficient", "beta, adapted after each round towards the target KL.", {"beta": "beta"}, only_changing=True
 )
 ENTROPY = Chart(
-    "Entropy",
-    "How undecided the policy is: mean nats per token. A fall to 0 is a collapse.",
-    {"entropy": "entropy"},
+    "Entropy", "How undecided the policy is: mean nats per token. A fall to 0 is a collapse.", {"entropy": "entropy"}
 )
 CLIPPED = Chart(
     "Clipped ratios",
@@ -95,9 +88,7 @@ MISMATCH = Chart(
     log=True,
 )
 GRADIENT = Chart(
-    "Gradient norm",
-    "Before clipping, mean over the round’s optimizer steps.",
-    {"grad_norm": "gradient norm"},
+    "Gradient norm", "Before clipping, mean over the round’s optimizer steps.", {"grad_norm": "gradient norm"}
 )
 LEARNING_RATE = Chart("Learning rate", "At the round’s last optimizer step.", {"learning_rate": "learning rate"})
 HEIGHT_OF_FIRST = 380

@@ -5,16 +5,13 @@ Interval and p-value describe these two policies on other prompts of the same ki
 would give. With several runs, p-values are corrected for multiple comparisons (Holm).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rloo_pipeline.checks.statistics import RESAMPLES, gain, holm
-from rloo_pipeline.config import JSON
-from rloo_pipeline.config.section import flatten
+from rloo_pipeline.config import JSON, flatten
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.report.finished import FinishedRun
 from rloo_pipeline.report.jobs import STAGES_OF_ROUND
@@ -168,9 +165,8 @@ def difference(first: FinishedRun, run: FinishedRun) -> JSON:
     """
     if reason := incomparable([first, run]):
         return {"value": None, "ci95": None, "p": None, "reason": reason}
-    seed = derive(first.config.seed, "comparison")
     samples = min(first.config.evaluation.num_generations, run.config.evaluation.num_generations)
-    paired = gain(first.accuracy, run.accuracy, RESAMPLES, seed, samples)
+    paired = gain(first.accuracy, run.accuracy, RESAMPLES, derive(first.config.seed, "comparison"), samples)
     return {"value": paired.value, "ci95": paired.ci95, "p": paired.p, "reason": None}
 
 

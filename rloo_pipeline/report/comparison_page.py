@@ -1,7 +1,5 @@
 """Renders comparison.html, one self-contained page that shows finished runs side by side."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Computes the layout of the SVG in page.dag.j2, which shows the DAG of a run with the time of each stage."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Renders experiment.html, one self-contained page that shows an experiment arm by arm."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from math import isclose
 from pathlib import Path

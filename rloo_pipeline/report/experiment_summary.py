@@ -1,7 +1,5 @@
 """Summarizes an experiment so far: each arm over its seeds, all pairs of arms, each varied key, each run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -96,9 +94,8 @@ def _choice(folder: Path, runs: Mapping[str, Mapping[int, FinishedRun]]) -> tupl
         if run is None or not (run_folder / "summary.json").exists():
             return None, ()
         read_artifact(run_folder / "summary.json", evaluated="test", policy=chosen["policy"])
-        samples = run.config.evaluation.num_generations
         table = tables.read(run_folder / "completions.parquet", "completions", policy=chosen["policy"])
-        tests.append(is_correct(run.config, table, samples).mean(axis=1))
+        tests.append(is_correct(run.config, table, run.config.evaluation.num_generations).mean(axis=1))
     return selection, tests
 
 
@@ -106,8 +103,7 @@ def summary_of(experiment: FinishedExperiment) -> JSON:
     """Builds the content of experiment.json."""
     arms = {arm: runs for arm, runs in experiment.runs.items() if runs}
     first = next(iter(next(iter(arms.values())).values()))
-    seed = derive(first.config.seed, "experiment")
-    comparisons = _comparisons(arms, seed)
+    comparisons = _comparisons(arms, derive(first.config.seed, "experiment"))
     corrected = holm({f"{row['arm']} {row['less']}": row["p"] for row in comparisons})
     tests = sum(row["p"] is not None for row in comparisons)
     for row in comparisons:

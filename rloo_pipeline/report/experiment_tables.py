@@ -1,7 +1,5 @@
 """Formats the arms and runs of an experiment as rows of CSV files, and its arms as a LaTeX table."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

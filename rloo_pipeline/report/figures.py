@@ -4,13 +4,11 @@ A missing value (null) leaves a gap in the line; it is never drawn as 0 or bridg
 text colours, because the page's style sheet sets these for light and dark mode.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import groupby
 from textwrap import wrap
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from rloo_pipeline.config import JSON
 from rloo_pipeline.report.charts import Chart
@@ -37,7 +35,7 @@ class Curve(NamedTuple):
     values: list[float | None]
 
     @classmethod
-    def of(cls, label: str, metric: str, rounds: Rounds) -> Curve:
+    def of(cls, label: str, metric: str, rounds: Rounds) -> Self:
         """The curve of a metric over round numbers."""
         return cls(label, [int(row["round"] or 0) for row in rounds], [row.get(metric) for row in rounds])
 

@@ -1,7 +1,5 @@
 """Reads finished runs from their folders, to compare them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import NamedTuple

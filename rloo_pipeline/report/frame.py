@@ -4,8 +4,6 @@ A page is a single file. It fetches nothing (a Content-Security-Policy in its he
 models, datasets and configurations, and its bytes depend only on its content.
 """
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

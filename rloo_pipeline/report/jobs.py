@@ -4,8 +4,6 @@ All of this depends on the clock and the machine, so it is only shown and never 
 from a cache has no log. If a job ran twice, its last run counts.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Sequence

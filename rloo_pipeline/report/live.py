@@ -4,8 +4,6 @@ Both show the progress of the runs, their latest rounds, running jobs and progre
 symptoms and a completion. Curves of several runs, or of an experiment's arms, share one chart per measure.
 """
 
-from __future__ import annotations
-
 import string
 from collections.abc import Iterable, Sequence
 from itertools import cycle

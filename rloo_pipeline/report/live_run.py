@@ -1,13 +1,11 @@
 """Reads the data for the live view of a run: a row per round, held-out accuracy, the time left."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import yaml
 
@@ -68,7 +66,7 @@ class LiveRun:
         """Seconds per round; None until the first round is done."""
 
     @classmethod
-    def of_call(cls, config: Config, folder: Path) -> LiveRun:
+    def of_call(cls, config: Config, folder: Path) -> Self:
         """A run that this process starts to work on now. Unreadable files count as missing."""
         try:
             return cls(run_files.read(folder, config), time.time())

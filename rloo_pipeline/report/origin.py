@@ -2,8 +2,6 @@
 result.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

@@ -4,8 +4,6 @@ Times, costs and machines on the page come from logs and benchmarks. Everything 
 it is made.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -151,8 +149,7 @@ def check_figures(checks: JSON) -> dict[str, JSON]:
     """The distributions behind the checks, by element id."""
     figures = {}
     if lengths := checks.get("lengths"):
-        edges = lengths["edges"]
-        middles = [(low + high) / 2 for low, high in pairwise(edges)]
+        middles = [(low + high) / 2 for low, high in pairwise(lengths["edges"])]
         figures["plot-lengths"] = bars(middles, lengths["counts"], "tokens")
     if right := checks.get("right_in_group"):
         figures["plot-right"] = bars(list(range(len(right))), right, "right answers in a group")

@@ -4,8 +4,6 @@ A job's log appears when it starts, its complete output when it ends. A log with
 that is running, that failed (the last line is the error), or that was killed (the log stays silent).
 """
 
-from __future__ import annotations
-
 import random
 import re
 import statistics

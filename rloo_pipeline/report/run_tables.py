@@ -1,7 +1,5 @@
 """Reads the tables that the report shows: completions of one evaluation or of two, and of a round."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path

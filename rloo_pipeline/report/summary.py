@@ -1,7 +1,5 @@
 """Builds summary.json: what a run gained, with intervals and p-values. Nothing in it depends on the clock."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

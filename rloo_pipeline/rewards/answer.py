@@ -1,7 +1,5 @@
 """Rewards exact answers: compares the text after the thinking with the answer column as a string."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rloo_pipeline.errors import UserError

@@ -43,8 +43,6 @@ Apptainer, 34 ms unconfined; for all asserts of a row, which need two processes,
 rights of the user who runs the pipeline, and none of this holds against a program that looks for the other process.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -3,8 +3,6 @@
 It is stored with the rollouts, so re-scoring an old table needs no environment.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from rloo_pipeline.errors import UserError

@@ -4,8 +4,6 @@
 report.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rloo_pipeline.errors import UserError

@@ -15,8 +15,6 @@ The gold answer is read in the same way, so it may be a bare expression, a `\\bo
 ends with `#### 42`. A gold answer that cannot be read gives None; `rloo check` counts these before a run.
 """
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 from itertools import pairwise

@@ -17,7 +17,7 @@ import json
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rloo_pipeline.artifacts.policy import shown_ids
 from rloo_pipeline.artifacts.prompt_set import OBSERVATION
@@ -29,10 +29,8 @@ from rloo_pipeline.rollout.requests import Completion, Request
 from rloo_pipeline.rollout.tool_calls import MALFORMED, TOO_MANY, CallReader
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import derive
-
-if TYPE_CHECKING:
-    from rloo_pipeline.user_code.connection import Answer
-    from rloo_pipeline.user_code.pool import EnvironmentPool
+from rloo_pipeline.user_code.connection import Answer
+from rloo_pipeline.user_code.pool import EnvironmentPool
 
 UNREADABLE = "call"
 """Name of the tool in the answer to a malformed call."""

@@ -1,7 +1,5 @@
 """Samples K completions per prompt and returns them as a table of rollouts."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from itertools import chain, islice

@@ -1,7 +1,5 @@
 """vLLM for lm-eval, which starts its own engine, with the settings of rollouts where they apply."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import os

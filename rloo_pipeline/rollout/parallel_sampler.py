@@ -5,8 +5,6 @@ lengths expected from earlier rounds: the longest first, each to the engine with
 "Bounds on multiprocessing timing anomalies").
 """
 
-from __future__ import annotations
-
 import atexit
 import multiprocessing
 import os

@@ -9,8 +9,6 @@ A segment is the part of a completion that one policy sampled. A completion has 
 segments, and the K of a group begin together, so no token is older than S − 1 rounds when its group trains.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

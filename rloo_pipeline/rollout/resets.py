@@ -3,10 +3,8 @@
 `reset` is seeded by its row, so all episodes of a prompt begin alike, in every round and in every stage.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rloo_pipeline.artifacts.prompt_set import OBSERVATION
 from rloo_pipeline.config import Rollout
@@ -14,10 +12,8 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import gpu_claims
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.user_code.confinement import Confinement
+from rloo_pipeline.user_code.connection import Answer
 from rloo_pipeline.user_code.pool import EnvironmentPool
-
-if TYPE_CHECKING:
-    from rloo_pipeline.user_code.connection import Answer
 
 OWN = ("prompt_id", "prompt_ids", OBSERVATION)
 """The package's own columns of prompt sets, which `reset` does not get."""

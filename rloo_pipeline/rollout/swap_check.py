@@ -14,8 +14,7 @@ from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.config import Dtype
-from rloo_pipeline.config.sampling import FP8
+from rloo_pipeline.config import FP8, Dtype
 from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.rollout import vllm_internals
 from rloo_pipeline.runtime.progress import say

@@ -4,14 +4,12 @@ A row of a dataset becomes a row of a prompt set, with prompt, prompt_ids and pr
 has them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rloo_pipeline.artifacts import image_store, vision
 from rloo_pipeline.artifacts.policy import Policy
@@ -24,9 +22,7 @@ from rloo_pipeline.data.tool_template import ToolTemplate
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import resets
 from rloo_pipeline.runtime.progress import track
-
-if TYPE_CHECKING:
-    from rloo_pipeline.user_code.pool import EnvironmentPool
+from rloo_pipeline.user_code.pool import EnvironmentPool
 
 Identity = tuple[tuple[int, ...], tuple[str, ...]]
 
@@ -72,8 +68,7 @@ class Templater:
                 yield {**prompt_row, "prompt_ids": encode(prompt_row["prompt"], self.dataset, self.tokenizer, location)}
             return
         begun = [(self._begin(row, location), location) for row, location in located]
-        prompt_rows = [row for row, _ in begun]
-        stored = rows_of(as_dataset(prompt_rows, path).data.table)  # as later stages read them
+        stored = rows_of(as_dataset([row for row, _ in begun], path).data.table)  # as later stages read them
         texts = resets.observations(self.pool, stored)
         for (row, location), text in zip(begun, texts, strict=True):
             prompt = _with_observation(row["prompt"], text, location)

@@ -1,7 +1,5 @@
 """The folder for the caches of engines and libraries, and a lock on caches that all nodes see."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -3,8 +3,6 @@
 After a kill -9, Snakemake's stages would otherwise keep running beside those of the next Snakemake, on the same GPU.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import threading

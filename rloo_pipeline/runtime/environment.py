@@ -3,8 +3,6 @@
 Engines read them when they are imported, so `prepare` and `use_threads` run before any engine is imported.
 """
 
-from __future__ import annotations
-
 import atexit
 import logging
 import os

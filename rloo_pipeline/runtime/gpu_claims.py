@@ -6,8 +6,6 @@ releases the sockets however the stage ends, and they leave no file. A SLURM job
 jobs may number theirs alike, so the socket names contain the job's id.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

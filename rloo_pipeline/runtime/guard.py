@@ -8,8 +8,6 @@ library first checks the library's version. A patch release of the pinned versio
 what stops stages from running with them.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from functools import cache

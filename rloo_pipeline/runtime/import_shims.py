@@ -5,8 +5,6 @@ here. This takes seconds at the start of every stage. All three work without the
 during the import. User code and later imports find them as usual.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

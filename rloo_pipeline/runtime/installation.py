@@ -2,8 +2,6 @@
 requirements/. `python -m rloo_pipeline.runtime.installation` prints it.
 """
 
-from __future__ import annotations
-
 from importlib.resources import files
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Output of a process: messages of this package go to the terminal, everything goes to the log file."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -3,8 +3,6 @@
 Linux before 5.3, as on RHEL 8, has no pidfd_open, and a Python that was built there does not know it.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,7 +1,5 @@
 """Progress of a stage: a bar on a terminal, plain lines otherwise."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

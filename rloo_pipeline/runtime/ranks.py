@@ -2,8 +2,6 @@
 starts the ranks on one machine. On several nodes, `cluster.nodes.launch` starts them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -4,8 +4,6 @@ On CPUs, engines always compute this way. On GPUs, vLLM has slower kernels for i
 own.
 """
 
-from __future__ import annotations
-
 import os
 
 from rloo_pipeline.errors import IncompatibleEngine

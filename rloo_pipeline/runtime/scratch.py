@@ -8,8 +8,6 @@ system without locks, folders of killed processes stay. A folder also stays whil
 owner can still write into it or recreate it.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import fcntl

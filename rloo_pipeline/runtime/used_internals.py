@@ -4,8 +4,6 @@ For each distribution and module: names, with their parameters without annotatio
 if a patch release of the pinned version is installed. tools/internals.csv says where each is used, and why.
 """
 
-from __future__ import annotations
-
 USED: dict[str, dict[str, dict[str, str]]] = {
     "snakemake": {
         "snakemake.caching.local": {

@@ -6,14 +6,11 @@ were made. This module first checks their content: every digest, and that the fi
 missing files.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Container, Iterator
 from pathlib import Path
 
-from rloo_pipeline.config import STAGES, Config
-from rloo_pipeline.config.section import flatten
+from rloo_pipeline.config import STAGES, Config, flatten
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging import run_files
 from rloo_pipeline.snakemake_ext import run_sources

@@ -1,7 +1,5 @@
 """Refuses Snakemake calls that cannot work, or that would not do what the user meant."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

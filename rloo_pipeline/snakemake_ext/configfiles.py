@@ -4,8 +4,6 @@ Snakemake reads both before the Snakefile. It prints a traceback for a missing f
 without the file's name for a broken file. It passes values inside a section of `--config` to the workflow as text.
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import sys

@@ -6,8 +6,6 @@ one that does). If it does not, AS_MODULE writes the configuration, stages start
 gate ended is finished by a call with `rounds` set to the round it reached.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from rloo_pipeline.snakemake_ext import (

@@ -1,7 +1,5 @@
 """Filters Snakemake's messages, since some of them mark moments for which there is no hook."""
 
-from __future__ import annotations
-
 import logging
 from functools import partial
 

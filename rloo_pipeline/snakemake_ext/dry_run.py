@@ -5,8 +5,6 @@ string, which is parsed here (`Reason.__str__` in snakemake/jobs.py and `ParamsC
 snakemake/persistence). The time is estimated from jobs of the same kind in the same run.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter, defaultdict

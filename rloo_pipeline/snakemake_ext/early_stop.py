@@ -4,8 +4,6 @@ If a gate has ended a run early, the run is finished with the rounds that it has
 again with fewer rounds.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

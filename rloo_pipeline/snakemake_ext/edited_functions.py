@@ -3,8 +3,6 @@
 The key `functions` says what to do: stop with an error, keep the run's copies, or take the edited files.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator

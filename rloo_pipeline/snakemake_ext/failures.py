@@ -1,7 +1,5 @@
 """Shows failed jobs: name, error, log, and the command that continues the run."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

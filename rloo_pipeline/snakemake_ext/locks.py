@@ -9,8 +9,6 @@ ended, or that is this very job after a requeue. On a file system without locks,
 process id is free.
 """
 
-from __future__ import annotations
-
 import atexit
 import fcntl
 import os

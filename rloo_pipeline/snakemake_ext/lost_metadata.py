@@ -5,17 +5,14 @@ files whatever the configuration says, and new rounds would build on rounds of a
 has the configuration that the run last had.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 from snakemake.logging import logger
 from snakemake.settings.enums import RerunTrigger
 
-from rloo_pipeline.config import STAGES, Config
+from rloo_pipeline.config import JSON, STAGES, Config, flatten
 from rloo_pipeline.config.run_set import RunSet
-from rloo_pipeline.config.section import JSON, flatten
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging import run_files
 from rloo_pipeline.snakemake_ext import run_sources

@@ -6,8 +6,6 @@ state of its round or, if the state is older, has the rounds since then trained 
 a policy's folder stays with its modification times.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import subprocess

@@ -10,8 +10,6 @@ Snakemake 9.27 inspects the signatures of a rule's functions for every job. In a
 each job three times, although the display shows none of it. With this patch, both happen once per rule.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import inspect

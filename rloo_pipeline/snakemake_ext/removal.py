@@ -4,8 +4,6 @@ A part stays after a kill, and on NFS also if a process, such as a notebook, has
 rmdir fails. Snakemake would end there, and the next call would take the part for the whole folder.
 """
 
-from __future__ import annotations
-
 import shutil
 import uuid
 from pathlib import Path

@@ -8,8 +8,6 @@ finishes a run after a gate, and each allocation of a run in one job. By then, t
 another run, so all of these read copies (`freeze_config`).
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -5,8 +5,6 @@ were merely newer. `replaced` reports other files of a model that were replaced,
 data file that is newer but has the same content reruns nothing either (`unchanged`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

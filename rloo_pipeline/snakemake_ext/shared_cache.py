@@ -6,8 +6,6 @@ checked before use, and damaged ones are removed and made again. A run gets a fo
 that no run changes the modification time of another's folder, and readers that do not follow links find the subfolders.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from pathlib import Path

@@ -29,8 +29,6 @@ It overrides the methods that the executor interface provides for this (run_jobs
 run_array_jobs, get_account_arg, _report_job_submission_threadsafe and _report_job_error_threadsafe.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

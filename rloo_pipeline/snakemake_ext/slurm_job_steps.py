@@ -4,21 +4,17 @@ The SLURM plugin's executor inside a job calls srun without SLURM's variables. W
 finds no cluster, and each job fails.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rloo_pipeline.cluster import slurm
 from rloo_pipeline.errors import UserError
-
-if TYPE_CHECKING:
-    from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
+from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
 
 def keep_slurm_conf(_: SnakemakeCall) -> None:

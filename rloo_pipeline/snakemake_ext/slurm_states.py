@@ -1,7 +1,5 @@
 """Interprets job states reported by SLURM. Depends neither on SLURM nor on Snakemake."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from enum import Enum, auto

@@ -1,7 +1,5 @@
 """A Snakemake process and its runs, as the controller's steps see them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack

@@ -5,8 +5,6 @@ on, standard output and error of this process, and of everything that it starts,
 not a pipe, so that a job that outlives a killed Snakemake can still write to it.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 import threading

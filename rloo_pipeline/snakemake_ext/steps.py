@@ -13,8 +13,6 @@ concurrent stages. By default it counts GPUs: a stage takes as many as its engin
 them). If the user sets a number, it counts stages.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

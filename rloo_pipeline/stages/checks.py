@@ -3,8 +3,6 @@
 The run stops if a check fails and `checks.accept` does not name it.
 """
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Sequence
@@ -163,9 +161,8 @@ def _demonstration_logps(
         if not indices:
             return None
         columns: list[Any] = [*zip(*(pairs[index] for index in indices), strict=True)]
-        sequences = Sequences(*columns)
         tokens = config.deepspeed.micro_batch_tokens
-        return _flat(forward_only.score(logprobs, sequences, tokens, name).logps)
+        return _flat(forward_only.score(logprobs, Sequences(*columns), tokens, name).logps)
 
     pairs = list(zip(examples.trained.prompts, examples.trained.completions, strict=True))
     return logps([(list(p), list(c)) for p, c in pairs], "demonstrations"), logps(examples.held_out, "held out")

@@ -3,8 +3,6 @@
 One shard of the prompts per job. The name of the run is not in the table, so that runs can share it.
 """
 
-from __future__ import annotations
-
 from math import nan
 from pathlib import Path
 from statistics import fmean

@@ -9,8 +9,6 @@ The trainer's log-probs under π also prove the evaluation: they must agree with
 stage `evaluate` cannot do this, since the trainer's model may not fit beside the engine. `checks` proves policy 0.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

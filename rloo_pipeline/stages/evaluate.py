@@ -3,8 +3,6 @@
 The seeds of the samples do not depend on the policy, so warm start and final policy get the same prompts and seeds.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

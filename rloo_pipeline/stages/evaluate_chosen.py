@@ -1,7 +1,5 @@
 """evaluate-chosen: selection.json → an evaluation of a chosen policy on the test rows, `dataset.eval`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

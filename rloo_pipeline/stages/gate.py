@@ -4,8 +4,6 @@ Evaluations and logs are not read here, because timing decides which of them exi
 them.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rloo_pipeline.artifacts.files import write_json

@@ -4,8 +4,6 @@ Prompts, examples and scores are those of lm-eval. Fields of its results that de
 out.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

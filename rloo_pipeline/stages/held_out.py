@@ -6,8 +6,6 @@ sampled at a different temperature counts as not measured. In TensorBoard the st
 that had made the policy, as in TRL.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -5,8 +5,6 @@ to prefer what they see first (Zheng et al. 2023, arXiv 2306.05685, section 3.3)
 both orders, and the share of pairs with the same verdict in both tells how far to trust the judge.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 
@@ -14,8 +12,7 @@ import pyarrow as pa
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part
-from rloo_pipeline.config import Config
-from rloo_pipeline.config.rewards import Judge
+from rloo_pipeline.config import Config, Judge
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.user_code.dispatch import WorkerPools

@@ -1,7 +1,5 @@
 """pass-rates: the scores of a round and the pass rates before it → the pass rates that later rounds draw prompts by."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

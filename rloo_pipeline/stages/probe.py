@@ -1,7 +1,5 @@
 """probe: a policy and some training prompts → completions with scores, for `checks` to judge."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rloo_pipeline.artifacts import tables

@@ -4,8 +4,6 @@ It compares the sampler's log-probs with the trainer's, as the stage `distance` 
 but for some completions only and without policy 0.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rloo_pipeline.artifacts import tables

@@ -3,8 +3,6 @@
 It is a separate job, so that the trainer never holds a second model. It does not run if beta is 0.
 """
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import time

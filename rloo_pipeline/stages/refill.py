@@ -5,8 +5,6 @@ scores, up to `rollout.refill` times. What it samples depends on the round's sco
 If enough groups teach, it starts no engine, and its tables are empty.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

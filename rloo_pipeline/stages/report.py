@@ -1,7 +1,5 @@
 """report: the files of a run → summary.json and report.html."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rloo_pipeline.artifacts import lineage

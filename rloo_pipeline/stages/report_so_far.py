@@ -3,8 +3,6 @@
 It only reads files of the run while the run goes on; no stage waits for it, and an error in it does not end the run.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rloo_pipeline.artifacts.files import write_json, write_text

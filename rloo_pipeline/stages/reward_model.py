@@ -4,8 +4,6 @@ Training starts from the run's model or a different one, and changes all weights
 measured here on held-out preferences, so changing a limit does not repeat the training.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """rollout: a policy and prompts → one shard of a round: K completions per prompt, with token ids and log-probs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ other functions reads them from there (`parts`) and writes the same table as a s
 the held-out completions of the shard, by the functions that need no GPU, since their processes are running anyway.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """select: the evaluations of runs on `dataset.dev` → selection.json: the best round of each run, and the best arm."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ Writes `assets.json` with the path and revision of each source, and the model if
 stages read it and run offline.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """stage-harness: downloads the data of lm-eval's tasks into the cache of `datasets` → tasks.json."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -6,8 +6,6 @@ Inputs, outputs and resources of rules are in workflow/rules/; the stages' funct
 Every command of a run imports this module before anything else, so it imports nothing from this package.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, NamedTuple

@@ -4,8 +4,6 @@ A teacher is a separate model that never changes; it sees the token ids that the
 (`algorithm.teacher.models`), each scores the completions whose prompts name it, one teacher at a time.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rloo_pipeline.artifacts import assets as asset_files

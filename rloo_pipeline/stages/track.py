@@ -3,8 +3,6 @@
 It only reads files of the run, while the run goes on; no stage waits for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 in `algorithm/`; `training/round_training.py` is the loop of optimizer steps.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

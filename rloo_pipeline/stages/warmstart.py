@@ -1,7 +1,5 @@
 """warmstart: the base model → policy 0, unchanged or trained on demonstrations first (SFT)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rloo_pipeline.artifacts import assets as asset_files

@@ -7,8 +7,6 @@ same file, and TensorBoard's `Relative` axis counts rounds. Numbers are float32,
 has full precision.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 transformers writes `train/reward` and `eval/reward` to TensorBoard and W&B, and `reward` and `eval_reward` to MLflow.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from rloo_pipeline.config import JSON

@@ -5,8 +5,6 @@ been sent yet is rewritten with every new round. Once it has been sent, later ro
 repeated with different numbers, or with a configuration that an earlier run had, everything starts over as a new run.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

@@ -6,8 +6,6 @@ Trackers hold copies, which can be made again from the run's files at any time; 
 the same run in the tracker, and one with a different learning rate is a new one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import importlib.util

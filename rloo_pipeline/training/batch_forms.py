@@ -5,8 +5,6 @@ through transformers' attention interface and mix tokens nowhere else. `padded` 
 batch padded on the right, or one sequence at a time. They compute a shared prompt once per completion.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -7,8 +7,6 @@ Compiled code depends on the shapes that came first. So that it depends neither 
 pack goes through the layers before any other.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import tempfile

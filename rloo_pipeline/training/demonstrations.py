@@ -4,8 +4,6 @@ A demonstration with tools is an episode: messages of the assistant, with tool a
 is one demonstration here. Its prompt is everything before it, in exactly the token ids that an episode has.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import groupby

@@ -6,8 +6,6 @@ micro-batch. DeepSpeed averages gradients over ranks, so the loss is multiplied 
 pure function of the step, so the step count is the whole state of the scheduler.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext

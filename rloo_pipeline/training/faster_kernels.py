@@ -6,8 +6,6 @@ with each of them on the GPU, and is compared with plain transformers on the CPU
 in 16 bits (`kernels/flash_attention_3.py`). A kernel that fails is left out, with a line in the log.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Number formats that this machine can train in, according to DeepSpeed."""
 
-from __future__ import annotations
-
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training.deepspeed_internals import deepspeed_config

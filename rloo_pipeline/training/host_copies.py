@@ -5,8 +5,6 @@ of its link. CUDA pins it directly, since torch rounds sizes of pinned memory up
 and refilled in place, because a model and an optimizer may hold views into the same buffers.
 """
 
-from __future__ import annotations
-
 import mmap
 import time
 import weakref

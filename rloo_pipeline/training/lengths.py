@@ -1,7 +1,5 @@
 """Metrics of completion lengths, of a round or an evaluation, over the tokens that the model sampled (as in TRL)."""
 
-from __future__ import annotations
-
 import statistics
 
 import pyarrow as pa

@@ -5,8 +5,6 @@ positions that predict a sampled token. If the model supports it, they never exi
 (`kernels/lm_head.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import inf

@@ -4,8 +4,6 @@ Rewards and lengths cover all sampled completions, including those that the upda
 weigh every token equally, as in TRL.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

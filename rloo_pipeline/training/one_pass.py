@@ -8,8 +8,6 @@ m), a block with the maximum m' > m changes s to s·e^(m − m') and t to (t + s
 The kernels need Triton, and so does this module; tests/unit/training/test_one_pass.py runs them in its interpreter.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

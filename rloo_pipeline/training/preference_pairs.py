@@ -5,8 +5,6 @@ nothing, and has one value for each predicted token. So each conversation gets o
 predicts and which is the only one that counts as sampled.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

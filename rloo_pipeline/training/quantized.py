@@ -9,8 +9,6 @@ A checkpoint that is in NF4 already keeps its codes c, and its scales m are roun
 16-bit layers stay as they are, and `Policy.layers_in_16_bits` names them for the trainer.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ The trainer after round r is a function of the state after round s and the table
 gives the same bytes. On GPUs, or if keys that only affect speed have changed in between, it differs by rounding.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

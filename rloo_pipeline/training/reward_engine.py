@@ -4,8 +4,6 @@ It trains in the same packs as policies (`preference_pairs`), where the two conv
 beginning, and writes a model that transformers' AutoModelForSequenceClassification loads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -114,7 +112,6 @@ def load_with_head(policy: Policy, dtype: Dtype) -> tuple[Any, Packed]:
     check_loading_info(policy.base, {**loading_info, **{key: set(loading_info[key]) - of for key, of in known.items()}})
     # in float32 whatever the model's format, and called as a module, so that ZeRO 3 gathers its weight
     head.forward = lambda states: linear(states.float(), head.weight.float())
-    settings = model.config.get_text_config()
-    settings.pad_token_id = pad_of(policy)
+    model.config.get_text_config().pad_token_id = pad_of(policy)
     plain_model.remove_dropout(model)
     return model, form

@@ -1,7 +1,5 @@
 """The optimizer steps of one round: tables in, trained policy (in the engine) and statistics out."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 from pathlib import Path

@@ -3,13 +3,12 @@
 The model's image processor gets each image alone, so its output depends on nothing else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import pyarrow as pa
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -18,9 +17,6 @@ from rloo_pipeline.artifacts import image_store
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.vision import ImageTokens
 from rloo_pipeline.errors import UserError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 CACHE_SIZE = 16
 """Number of processed images to keep: completions of one prompt follow each other."""

@@ -14,8 +14,6 @@ that of the whole distribution minus the log of the remaining mass, so it is at 
 which the trainer's log-prob exceeds it counts.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,8 +27,7 @@ from torch import Tensor
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.config import Config
-from rloo_pipeline.config.sampling import FP8
+from rloo_pipeline.config import FP8, Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training import forward_only, round_data
@@ -282,5 +279,4 @@ class RolloutProof:
 
     def _require(self, found: SamplerDifference) -> None:
         self.is_done = True
-        what = f"the rollouts of round {self.round}"
-        require(found, self.bound, self.policy, what, self.remedy)
+        require(found, self.bound, self.policy, f"the rollouts of round {self.round}", self.remedy)

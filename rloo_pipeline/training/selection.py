@@ -4,8 +4,6 @@ A group teaches if some completion in the loss has a score that differs from the
 `reward_clip_range` clips the scores themselves (not standardized rewards), clipped scores are compared.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import pyarrow as pa

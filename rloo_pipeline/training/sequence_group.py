@@ -7,8 +7,6 @@ class fixes lengths and heads). A rank computes the part of the weights' gradien
 gradients of a group add up to the gradient of its micro-batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
@@ -89,8 +87,7 @@ class SequenceGroup(NamedTuple):
         """Sends a block of rows to each rank: with `to_heads` the rows of the sender's part, else of the receiver's."""
         from torch.distributed.nn.functional import all_to_all_single
 
-        bounds = self.bounds(tokens)
-        of_parts = [stop - start for start, stop in pairwise(bounds)]
+        of_parts = [stop - start for start, stop in pairwise(self.bounds(tokens))]
         own = [of_parts[self.number]] * self.size
         into, out_of = (of_parts, own) if to_heads else (own, of_parts)
         received = sent.new_empty(sum(into), sent.shape[1])

@@ -1,7 +1,5 @@
 """Settings of the DeepSpeed engine, read from the configuration."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal, NamedTuple, Self
 

@@ -3,8 +3,6 @@
 Loss: mean negative log-prob over the completion tokens of an optimizer step, the end token included.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path

@@ -4,8 +4,6 @@ States are a cache: training from policy 0 recreates each of them (`retraining.p
 during the next rollouts, and skips some; only the newest is kept.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

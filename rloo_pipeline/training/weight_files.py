@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from rloo_pipeline.artifacts import manifest, node_files
@@ -104,8 +105,6 @@ def _write(tensors: Mapping[str, Tensor], path: Path) -> str:
 
     Two nodes may share the folder of `exchange`, and then both write the same file.
     """
-    from safetensors.torch import save_file
-
     own = path.with_name(f".{path.name}.{ranks.current().number}")
     with translate_write_errors(path.parent):
         save_file({name: each.contiguous() for name, each in tensors.items()}, own, metadata={"format": "pt"})
@@ -118,8 +117,6 @@ def _write(tensors: Mapping[str, Tensor], path: Path) -> str:
 
 def write_shards(tensors: Iterable[tuple[str, Tensor]], target: Path) -> None:
     """Writes tensors to safetensors files of at most `SHARD` bytes (or one tensor) each, with an index if several."""
-    from safetensors.torch import save_file
-
     shard: dict[str, Tensor] = {}
     shards: list[list[str]] = []
     size = total = 0

@@ -6,8 +6,6 @@ without it; the processors based on PIL then handle images. Tool schemas need on
 `rollout/vllm_internals.py`.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import sys

@@ -7,8 +7,6 @@ Their weights still come from the trainer's own router, so the router gets its g
 A transformers router chooses experts by one call of `torch.topk` on their scores. This module replaces that call.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

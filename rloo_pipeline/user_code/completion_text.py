@@ -1,7 +1,5 @@
 """The text of a completion, which TRL represents as a string or as a list of messages."""
 
-from __future__ import annotations
-
 from typing import Any
 
 THINK_START, THINK_END = "<think>", "</think>"

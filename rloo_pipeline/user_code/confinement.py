@@ -7,8 +7,6 @@ this package, the code of environments and tools, and the paths in `read_only`. 
 this package, that code, and `read_only`.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The pool's end of the socket to an episode's process: tracks the pending request and its answer."""
 
-from __future__ import annotations
-
 import math
 import time
 from typing import Any, NamedTuple

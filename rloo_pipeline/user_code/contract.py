@@ -6,8 +6,6 @@ optional and returns a number or None. A tool in `tools` is a plain function. To
 from which `transformers.utils.get_json_schema` makes the schema that the model sees.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping

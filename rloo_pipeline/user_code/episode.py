@@ -7,8 +7,6 @@ because the environment's code shares this process and could write anything into
 The text is what TRL puts into tool messages: `str` of the tool's result, or `{'error': '…'}` if it raises.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json

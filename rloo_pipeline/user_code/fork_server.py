@@ -10,8 +10,6 @@ In a sandbox or an image (`confinement.py`), its Python or packages differ from 
 standard library and modules of this package that do the same.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import json

@@ -1,7 +1,5 @@
 """The pool's handle on the fork server: starts it, gives it orders, reads its messages, ends it."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -9,8 +9,6 @@ requests, which are pickles, in sealed in-memory files: the socket's buffer is s
 the worker reads.
 """
 
-from __future__ import annotations
-
 import fcntl
 import functools
 import json

@@ -5,8 +5,6 @@ Values are exact fractions, so 0.75 equals 3/4. The caller handles expressions t
 `3, 4`, `9**9`).
 """
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 from typing import NamedTuple

@@ -6,15 +6,13 @@ most `workers` processes exist at a time; other requests wait for a free one. A 
 killed with everything that it started, which does not affect other episodes.
 """
 
-from __future__ import annotations
-
 import math
 import resource
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import wait
-from typing import Any
+from typing import Any, Self
 
 from rloo_pipeline import seeds
 from rloo_pipeline.errors import UserError
@@ -94,7 +92,7 @@ class EnvironmentPool:
         self._fork_server = ForkServerProcess(self.names, tools, where, workers)
         self._fork(SCHEMAS, "schemas", DescribeTools(self._fork_server.schema_file), IMPORT_SECONDS)
 
-    def __enter__(self) -> EnvironmentPool:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -3,8 +3,6 @@
 Worker processes import this module, so it imports almost nothing.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar

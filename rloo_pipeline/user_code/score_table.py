@@ -1,7 +1,5 @@
 """Turns a rollouts table into a scores table: one column per reward function, and their weighted sum."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -65,10 +63,9 @@ def score_columns(
     """
     if policy.folder.is_dir():
         policy.verify(lambda name: not name.endswith(".safetensors"))  # rewards read the tokenizer
-    constants = {"tokenizer_path": str(policy.base)}
     starts = [place for place, sample in enumerate(rollouts["sample"].to_pylist()) if sample == 0]
     samples = [end - start for start, end in pairwise([*starts, len(rollouts)])]
-    results = pools.score(batch_of(rollouts, prompts), samples, constants, more)
+    results = pools.score(batch_of(rollouts, prompts), samples, {"tokenizer_path": str(policy.base)}, more)
     for reward, result in zip(pools.rewards, results, strict=True):
         if not only_failures or any(map(any, (result.errors, result.notes))):
             log_summary(reward, result)

@@ -4,8 +4,6 @@ A time limit does not stop everything: an integer such as `9^{9^9}` is computed 
 all its digits. So the digits of integers that evaluating a parsed expression would compute are bounded too.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import re
@@ -41,8 +39,7 @@ def parsed(latex: str, sentence: bool = False) -> list[Any]:
     if len(latex) > LONGEST or _EVALUATED_AT_ONCE.search(latex):
         return []
     text = latex if sentence else f"\\boxed{{{latex.replace('**', '^')}}}"
-    configs = (LatexExtractionConfig(),)
-    return list(parse(text, configs, fallback_mode="no_fallback", parsing_timeout=_seconds()))
+    return list(parse(text, (LatexExtractionConfig(),), fallback_mode="no_fallback", parsing_timeout=_seconds()))
 
 
 def numbers(values: Sequence[Fraction]) -> list[Any]:

@@ -10,8 +10,6 @@ The answer is {"code"}, or nothing if the worker died or holds an engine that do
 few modules of that.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -5,8 +5,6 @@ always equal to what the files would give, and never the only copy of anything. 
 only after it has answered, during the next rollouts, and rarely enough that this takes at most `SHARE` of the time.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Number of GPUs that a stage takes, by the role of its worker."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from rloo_pipeline.config import Config

@@ -1,7 +1,5 @@
 """The trainer between two updates: kept in the memory of a warm worker, or rebuilt from the run's files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple
 

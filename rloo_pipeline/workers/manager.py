@@ -6,8 +6,6 @@ image sees. Libraries are imported in advance: samplers' while prompts are made,
 are sampled.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -5,8 +5,6 @@ that its engine does not fit, the process restarts itself with an empty cache. I
 it, however that ends, and when a client is killed before its answer.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

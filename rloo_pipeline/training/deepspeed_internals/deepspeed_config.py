@@ -11,8 +11,7 @@ from threading import Thread
 from types import ModuleType, SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from rloo_pipeline.config import JSON
-from rloo_pipeline.config.section import merge
+from rloo_pipeline.config import JSON, merge
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices, guard, ranks
 from rloo_pipeline.runtime.import_shims import hidden_packages

@@ -57,8 +57,7 @@ def configuration(sizes: Sizes, deepspeed: Deepspeed) -> JSON:
         "offload_optimizer": {"device": "nvme", "nvme_path": path, "buffer_count": BUFFERS},
     }
     if deepspeed.offload.parameters == "nvme":
-        count = max(READ, 2 * sizes.of_module)
-        buffers = {"buffer_count": count, "buffer_size": largest + ALIGNED, "max_in_cpu": 0}
+        buffers = {"buffer_count": max(READ, 2 * sizes.of_module), "buffer_size": largest + ALIGNED, "max_in_cpu": 0}
         keys["offload_param"] = {"device": "nvme", "nvme_path": path, **buffers}
         # each module returns its buffers at once, because DeepSpeed does not wait for a free one
         keys |= {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}

@@ -13,8 +13,6 @@ Windows come from transformers' own masks: `_describe_mask` returns a descriptio
 mask, so a layer has the window that it has in plain transformers, whichever key of config.json sets it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -263,10 +261,9 @@ def _by_block(heads: Sequence[Tensor], layout: Layout, scores: Scores) -> Tensor
     blocks = [block for block in layout.blocks if not use_short or block.tokens > SHORT]
     lengths = [block.sequences * block.tokens for block in blocks]
     short_tokens = len(layout.sources) - sum(lengths)
-    counts = query_heads, kv_heads, kv_heads
     parts = [
         _split(tensor, count, [*lengths, short_tokens])
-        for tensor, count in zip((query, key, value), counts, strict=True)
+        for tensor, count in ((query, query_heads), (key, kv_heads), (value, kv_heads))
     ]
     outputs = list[Tensor]()
     for (sequences, length), *of_block in zip(blocks, *parts, strict=False):

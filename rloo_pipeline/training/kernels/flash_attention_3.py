@@ -4,8 +4,6 @@ torch dispatches to it (`torch.nn.attention.activate_flash_attention_impl`), so 
 tried once per process on two small cases. Unless it is as close to float32 as torch's kernels, those are restored.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 Sequences are processed a few at a time, so that their scores stay in the CPU's cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple

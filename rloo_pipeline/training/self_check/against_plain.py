@@ -1,7 +1,5 @@
 """Compares log-probs and gradients of a form of batch with those of plain transformers, one sequence at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -104,9 +102,8 @@ def _with_images(sequences: Sequences, config: Any) -> Sequences:
     sizes = [SHARED, SHARED, SHARED, OTHER]
     images = [[_image(config, *size, draw) for size in of_row] for of_row in sizes]
     shown = [[token for size in of_row for token in _tokens(config, _count(config, *size))] for of_row in sizes]
-    prompts = zip(sequences.prompts, shown, strict=True)
     return Sequences(
-        [[*prompt[:1], *tokens, *prompt[1:]] for prompt, tokens in prompts],
+        [[*prompt[:1], *tokens, *prompt[1:]] for prompt, tokens in zip(sequences.prompts, shown, strict=True)],
         sequences.completions,
         images=RowImages(images, lambda image: image, vision.tokens_of(config.to_dict())),
     )

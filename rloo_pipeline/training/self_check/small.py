@@ -4,8 +4,6 @@ What a model computes depends on its code and configuration, not on its size or 
 checked in well under a second. The random weights are scaled so that attention is not uniform.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 from enum import Enum

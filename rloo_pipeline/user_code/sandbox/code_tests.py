@@ -1,7 +1,5 @@
 """Parses the tests of a row for `code_reward`, in the forms that datasets use."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 from collections.abc import Iterator, Mapping, Sequence

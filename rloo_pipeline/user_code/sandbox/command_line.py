@@ -1,7 +1,5 @@
 """Builds the commands that start a sandboxed Python under bubblewrap or Apptainer, or an unconfined one."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import json

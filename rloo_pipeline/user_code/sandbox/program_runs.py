@@ -3,8 +3,6 @@
 `rewards/code.py` explains the protocol and its limits.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -13,7 +11,7 @@ import subprocess
 import threading
 import time
 from contextlib import suppress
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, Self
 
 from rloo_pipeline.user_code.sandbox import sandbox
 from rloo_pipeline.user_code.sandbox.code_tests import Asserts, ScriptCase, UnusableTestsError
@@ -54,8 +52,7 @@ def passed_scripts(settings: RunSettings, text: str, cases: list[ScriptCase]) ->
     for case in cases:
         if (left := end - time.monotonic()) <= 0:
             break
-        most = max(OUTPUT_LIMIT, 4 * len(case.output))
-        run = run_program(settings, text, case.input, most, seconds=left)
+        run = run_program(settings, text, case.input, max(OUTPUT_LIMIT, 4 * len(case.output)), seconds=left)
         passes = run.status == 0 and _lines(run.printed) == _lines(case.output)
         passed += passes
         if not passes and not settings.partial:
@@ -151,7 +148,7 @@ def _count_passed(report: bytes) -> int:
 class Pipe:
     """A pipe whose ends are closed when the `with` block ends, if not before."""
 
-    def __enter__(self) -> Pipe:
+    def __enter__(self) -> Self:
         reader, writer = os.pipe()
         self.reader, self.writer = os.fdopen(reader, "rb", 0), os.fdopen(writer, "wb", 0)
         return self

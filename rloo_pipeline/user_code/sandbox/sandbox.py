@@ -38,8 +38,6 @@ cgroup, such as that of a SLURM job, limits this. Kernels before 5.14 count a us
 so there `processes` is added to the number that run when the sandbox starts.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil

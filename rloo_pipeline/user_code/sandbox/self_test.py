@@ -2,8 +2,6 @@
 not a score of 0.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 from contextlib import suppress

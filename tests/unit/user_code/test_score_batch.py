@@ -266,10 +266,10 @@ def mine(completions):
 """)
     before = set(psutil.Process().children())
     with WorkerPools([Reward(function=f"{file}:mine")], 1) as pools:
-        for _ in range(3):
+        for _ in range(10):
             pools.score(batch(2), [1, 1], more=True)
         kept = set(psutil.Process().children()) - before - {psutil.Process(pools.started[0][0].process.pid)}
-    assert [child for child in kept if child.status() == psutil.STATUS_ZOMBIE] == []
+    assert len(kept) <= 2, "those of the last two calls may just be ending"
 
 
 def test_functions_run_on_the_main_thread_and_can_use_alarms(file) -> None:

@@ -4,8 +4,6 @@ Names that are neither defined by the tests nor Python builtins are looked up in
 the program has to define. The program runs in another sandbox and is reached over the wire (`remote_program.py`).
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import importlib

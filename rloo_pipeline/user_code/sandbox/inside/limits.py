@@ -11,8 +11,6 @@ If a parent dies right after starting a process, nothing kills that process. So 
 its parent, then writes `READY`, gets its program only after that, and waits for it for a limited time.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

@@ -4,8 +4,6 @@ Nothing in this process is trusted once the program runs, because the program ca
 never an expected value or an assert.
 """
 
-from __future__ import annotations
-
 import builtins
 import functools
 import sys

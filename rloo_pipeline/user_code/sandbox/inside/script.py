@@ -2,8 +2,6 @@
 input.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from types import ModuleType

@@ -6,8 +6,6 @@ exactly these types, even if a subclass was sent. Any other object stays with th
 reference. Messages contain neither code nor pickles, so a bad message does no harm.
 """
 
-from __future__ import annotations
-
 import builtins
 import datetime
 import json
