@@ -88,6 +88,8 @@ def explain(error: BaseException) -> str:
         return f"no space left while writing {file}: free some disk or quota and run again"
     if isinstance(error, OSError) and error.filename and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return f"{os.fsdecode(error.filename)}: {error.strerror}; change its permissions, or use another folder"
+    if isinstance(error, IsADirectoryError | NotADirectoryError | FileExistsError):
+        return f"{os.fsdecode(error.filename2 or error.filename or 'a path')}: {error.strerror}; name a different path"
     if failure := _failure_of_file_system(error):
         return _file_system_failed(getattr(error, "filename", None) or "a file", failure)
     if os.strerror(errno.EFBIG) in str(error):  # safetensors raises its own exception with this text

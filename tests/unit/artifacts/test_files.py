@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import re
 from pathlib import Path
 from unittest import mock
 
@@ -177,6 +178,16 @@ def test_a_temporary_file_that_cannot_be_removed_fails_no_writer_and_hides_no_er
     assert files.read_json(tmp_path / "value.json") == {"a": 1}
     with pytest.raises(RuntimeError), files.atomic_write(tmp_path / "other"):
         raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("place", "named"), [("", "Is a directory"), ("file/x", "File exists"), ("file/x/y", "Not a directory")]
+)
+def test_an_output_where_no_file_can_be_is_named(tmp_path, place, named) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises((IsADirectoryError, NotADirectoryError, FileExistsError)) as error:
+        files.write_json(tmp_path / place, {})
+    assert re.fullmatch(rf"{tmp_path}.*: {named}; name a different path", explain(error.value))
 
 
 def test_a_file_over_the_limit_on_file_sizes_is_named(tmp_path) -> None:
