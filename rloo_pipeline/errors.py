@@ -110,11 +110,12 @@ def explain(error: BaseException) -> str:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Context manager for reading `path`. Adds its name to errors, which have none once the file is open."""
+    """Context manager for reading `path`. Adds its name to errors of files, which have none once the file is open."""
     try:
         yield
     except OSError as error:
-        error.filename = error.filename or str(path)
+        if error.errno in OF_FILES:  # others, such as those of a connection, are not about this file
+            error.filename = error.filename or str(path)
         raise
 
 

@@ -40,7 +40,8 @@ def write(
 
 def make_newest(folder: Path, places: Mapping[str, Mapping[str, Any]]) -> None:
     """Makes assets.json at least as new as the files of its sources: the clock of their server may be ahead."""
-    files = [_files_of_source(Path(place["path"]))[0] / name for place in places.values() for name in place["files"]]
+    sources = [(Path(place["path"]), place["files"]) for place in places.values()]
+    files = [(path.parent if path.is_file() else path) / name for path, names in sources for name in names]
     newest = max([file.stat().st_mtime_ns for file in files if file.exists()], default=0)
     if newest > (folder / ASSETS).stat().st_mtime_ns:
         os.utime(folder / ASSETS, ns=(newest, newest))

@@ -134,7 +134,7 @@ def _part(inputs: RunInputs, parts: PromptParts | None, key: str, rows: list[Row
     yield _finding(key, rows, sample, lengths, most)
     yield from _repeated(key, kept, rows[0])
     if key == "dataset.eval" and inputs.config.evaluation.num_prompts:
-        yield from _sorted(key, rows, inputs.config.evaluation.num_prompts)
+        yield from _sorted(key, kept, rows[0], inputs.config.evaluation.num_prompts)
     if inputs.trial is not None:
         yield from episode_trial.findings(inputs.trial, key, episodes)
 
@@ -149,9 +149,9 @@ def _finding(key: str, rows: Sequence[Row], sample: DatasetSample, lengths: Sequ
     return Finding(key, True, message, note=any(reason.startswith("also in") for reason in dropped))
 
 
-def _sorted(key: str, rows: Sequence[Row], count: int) -> Iterator[Finding]:
+def _sorted(key: str, rows: Sequence[Row], columns: Row, count: int) -> Iterator[Finding]:
     """Notes a column with few values whose first rows lack values that many other rows have."""
-    for name in rows[0]:
+    for name in columns:
         parts = (rows[:count], rows)
         first, values = (Counter(row[name] for row in part if isinstance(row.get(name), str | int)) for part in parts)
         unseen = sum(values[value] for value in values.keys() - first.keys())

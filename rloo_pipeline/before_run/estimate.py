@@ -135,7 +135,7 @@ def disk(run: RunMemory) -> dict[str, float]:
 
 
 def files(run: RunMemory) -> int:
-    """Number of files that a run leaves, about. File systems of clusters often limit it."""
+    """Approximate number of files that a run leaves. File systems of clusters often limit it."""
     policies = 1 + sum(map(run.config.keeps, range(1, run.config.rounds + 1)))
     of_policy = FILES_OF_POLICY + math.ceil(run.policy / BYTES_OF_FILE)
     return FILES_OF_JOB * sum(jobs(run.config).values()) + of_policy * policies

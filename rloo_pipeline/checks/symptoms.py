@@ -194,7 +194,7 @@ def cold_start(history: RoundHistory, *, rounds: Count = 3, zero_std: UpToOne = 
     zero = history.values(ZERO_STD)
     if (len(zero) < rounds and history.round != history.planned) or not zero or min(zero) < zero_std:
         return None
-    of_rounds = f"each of {len(zero)} rounds" if len(zero) > 1 else "the only round"
+    of_rounds = f"each of {len(zero)} rounds" if len(zero) > 1 else f"round {history.round}"
     return f"in {of_rounds}, at most {1 - min(zero):.0%} of the groups had different rewards"
 
 

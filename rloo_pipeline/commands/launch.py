@@ -117,9 +117,11 @@ def _sort(words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
         option, _, value = word.partition("=")
         number = int(bool(value))
         key = option.lstrip("-").replace("-", "_")
-        if option.startswith("--") and key in Config.model_fields:
+        if option.startswith("--") and key.partition(".")[0] in Config.model_fields:
             raise UserError(f"{option}: a key of the configuration; write it as --config {key}=VALUE")
-        if option.startswith("--") and option not in USUAL and not any(o.startswith(option) for o in _all_options()):
+        is_value = " " in option  # for argparse, too, as in --apptainer-args "--nv --bind /scratch"
+        known = is_value or option in USUAL or not option.startswith("--")
+        if not known and not any(one.startswith(option) for one in _all_options()):
             nearest = did_you_mean(key, Config.model_fields, 0.8) or did_you_mean(option, _all_options())
             raise UserError(f"{option}: Snakemake has no such option{nearest}")
         if option in FILES + CHANGES:

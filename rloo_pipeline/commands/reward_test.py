@@ -19,8 +19,8 @@ from rloo_pipeline.data.rows import Row, read_rows
 from rloo_pipeline.errors import UserError, did_you_mean, one_line
 from rloo_pipeline.runtime.console import Terminal
 from rloo_pipeline.user_code.completion_text import as_completion, text_of
-from rloo_pipeline.user_code.dispatch import score_all
-from rloo_pipeline.user_code.score_batch import FunctionScores, RewardBatch
+from rloo_pipeline.user_code.dispatch import WorkerPools
+from rloo_pipeline.user_code.score_batch import FunctionScores, RewardBatch, log_summary
 from rloo_pipeline.user_code.score_table import OF_PROMPTS
 
 EXAMPLES = 5
@@ -57,10 +57,15 @@ def reward_test(reward: Reward, data: Path, completions: Path | None, workers: i
         batch = batch._replace(completion_ids=_tokenize(batch.completions, tokenizer))
     started = time.monotonic()
     constants = {} if tokenizer is None else {"tokenizer_path": tokenizer}
-    trial = _first_row_twice(batch) if samples == 1 else None  # a run's calls have several completions
-    (scored,) = score_all([reward], batch, [samples] * len(rows), workers, constants, trial)
+    with WorkerPools([reward], workers) as pools:
+        (scored,) = pools.score(batch, [samples] * len(rows), constants, more=True)
+        seconds = time.monotonic() - started
+        if samples == 1:  # a run's calls have several completions
+            (both,) = pools.score(_first_row_twice(batch), [2], constants)
+            scored.errors[0] = scored.errors[0] or next(filter(None, both.errors), "")
+    log_summary(reward, scored)
     console = Terminal(width=None if Terminal().is_terminal else 120)
-    console.print(_summary(reward, scored, samples, time.monotonic() - started, workers))
+    console.print(_summary(reward, scored, samples, seconds, workers))
     failed = [row for row, error in enumerate(scored.errors) if error]
     _print_details(console, batch, scored, failed)
     _print_golds(console, reward, rows)

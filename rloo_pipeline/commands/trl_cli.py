@@ -15,6 +15,8 @@ from rloo_pipeline.errors import UserError
 MODULE = re.compile(r"(?:.*/)?trl[./]scripts[./](rloo|grpo)(?:\.py)?")
 LAUNCH = re.compile(r"--(num[-_]processes|config[-_]file|nproc[-_]per[-_]node|nnodes)[ =](\S+)")
 """Options of `accelerate launch` and `torchrun`, whose processes multiply the batch."""
+LAUNCHER = re.compile(r"(?:.*/)?(?:python[\d.]*|accelerate|torchrun|deepspeed|srun|uv|env)|\w+=.*")
+"""What may stand before a script: a program, or a variable for it."""
 PROCESSES = {"single_gpu": 1} | dict.fromkeys(("multi_gpu", "fsdp1", "fsdp2", "zero1", "zero2", "zero3"), 8)
 """Number of processes of TRL's own configurations of accelerate."""
 OVERLONG = "get_soft_overlong_punishment"
@@ -65,7 +67,7 @@ def without_launcher(words: list[str]) -> tuple[list[str], JSON]:
         UserError: there is no script, or a configuration of accelerate cannot be read.
     """
     scripts = (place for place, word in enumerate(words) if word.endswith(".py"))
-    first = 0 if Path(words[0]).is_file() or Path(words[0]).suffix else next(scripts, None)
+    first = next(scripts, None) if not words[0] or LAUNCHER.fullmatch(words[0]) else 0
     if first is None:
         raise UserError(f"--from-trl '{' '.join(words)}': names no script; write its file, such as train.py")
     launch = option_values(_launch_options(words[:first]))
@@ -76,7 +78,8 @@ def without_launcher(words: list[str]) -> tuple[list[str], JSON]:
 def _launch_options(launcher: Sequence[str]) -> list[str]:
     """The options of a launcher that tell its number of processes, in accelerate's words."""
     found = {name.replace("-", "_"): value for name, value in LAUNCH.findall(" ".join(launcher))}
-    per_node, nodes = found.pop("nproc_per_node", ""), found.pop("nnodes", "1")
+    nodes = found.pop("nnodes", None)
+    per_node, nodes = found.pop("nproc_per_node", "1" if nodes else ""), nodes or "1"
     if per_node.isdecimal() and nodes.isdecimal():  # not `gpu`, or `1:4`
         found["num_processes"] = str(int(per_node) * int(nodes))
     return [f"--{name}={value}" for name, value in found.items()]
@@ -119,7 +122,8 @@ def script(kind: str, options: JSON) -> str:
 
 def _number_of_processes(options: JSON) -> int | None:
     launch = options.get("config_file") or options.get("accelerate_config")
-    return options.get("num_processes") or (_processes(str(launch)) if launch else None)
+    count = options.get("num_processes") or (_processes(str(launch)) if launch else None)
+    return count if isinstance(count, int) else None  # not `$N`
 
 
 def _processes(launch: str) -> int | None:

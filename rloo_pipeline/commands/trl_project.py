@@ -43,7 +43,8 @@ class TrlProject(TrlModel):
         options, unknown = self._known(self.script.config_options())
         given = self._init_kwargs(options.get("model_init_kwargs"), unknown.pop("model_init_kwargs", None))
         self._sampling(options, unknown)
-        if not any(map(self.script.argument, ("tools", "environment_factory"))):  # TRL ignores it then
+        tools = map(self.script.argument, ("tools", "environment_factory"))
+        if not any(getattr(tool, "elts", tool) for tool in tools):  # TRL ignores it then
             options.pop("max_tool_calling_iterations", None)
         of_model, dataset = self._model(model, given), self._dataset()
         if options.get("bf16") is False and not options.get("fp16") and "dtype" not in of_model:

@@ -63,7 +63,7 @@ def replaced(folder: Path) -> str | None:
                 return _replaced(source.file, folder)
         elif source.status.st_size != source.bytes:
             return _replaced(source.file, folder)
-        elif source.status.st_ctime > source.written:
+        elif source.status.st_ctime > source.changed:
             moved.append(source)
     other = next((source.file for source, same in _compared(moved) if not same), None)
     return _replaced(other, folder) if other else None
@@ -93,6 +93,8 @@ class _Source(NamedTuple):
     bytes: int
     digest: str
     written: float
+    """The time of the assets, at least that of the newest source."""
+    changed: float
     """Time at which the assets were written."""
 
     @property
@@ -103,14 +105,15 @@ class _Source(NamedTuple):
 def _sources(folder: Path) -> Iterator[_Source]:
     """Yields the local files named in `folder`, the assets of a run; none if the assets cannot be read."""
     with suppress(OSError, ValueError, KeyError):
-        written = (folder / ASSETS).stat().st_mtime
+        assets = (folder / ASSETS).stat()
+        times = assets.st_mtime, min(assets.st_mtime, assets.st_ctime)  # a copy of the run has a later ctime
         for name, source in recorded(folder).items():
             top, is_model = Path(source["path"]), name in ("model", "reward_model") or name.startswith("teacher")
             top = top.parent if top.is_file() else top
             for inner, entry in source["files"].items():
                 with suppress(FileNotFoundError):
                     status = (top / inner).stat()
-                    yield _Source(top / inner, status, is_model, entry["bytes"], entry[manifest.DIGEST], written)
+                    yield _Source(top / inner, status, is_model, entry["bytes"], entry[manifest.DIGEST], *times)
 
 
 def _compared(sources: list[_Source]) -> Iterator[tuple[_Source, bool]]:

@@ -232,14 +232,14 @@ class Executor(plugin.Executor):  # type: ignore[misc]
 
     async def check_active_jobs(self, active_jobs: list[Any]) -> AsyncIterator[Any]:
         """Reports jobs that have ended and yields the others."""
-        states = await self._ask() if active_jobs else None
+        states, has_records = await self._ask() if active_jobs else (None, False)
         if active_jobs and states is None:
             self.logger.warning("SLURM did not report the states of the jobs; asking again.")
         now = time.monotonic()
         for job_info in active_jobs:
-            verdict = (
-                Verdict(Outcome.ACTIVE) if states is None else self._states.judge(job_info.external_jobid, states, now)
-            )
+            verdict = Verdict(Outcome.ACTIVE)
+            if states is not None:
+                verdict = self._states.judge(job_info.external_jobid, states, now, has_records)
             if verdict.outcome is Outcome.ACTIVE:
                 if verdict.message:
                     rule = job_info.job.rule.name
@@ -254,8 +254,10 @@ class Executor(plugin.Executor):  # type: ignore[misc]
         wait = SHARE_OF_WAIT * (now - self._last_end)
         self.next_seconds_between_status_checks = max(shortest, min(LONGEST_WAIT, wait))
 
-    async def _ask(self) -> dict[str, str] | None:
-        """The states of the run's jobs, by job id; None if SLURM did not answer."""
+    async def _ask(self) -> tuple[dict[str, str] | None, bool]:
+        """The states of the run's jobs, by job id; None if SLURM did not answer. And True unless jobs that have ended
+        may be missing.
+        """
         name = f"--name {self.run_uuid}"
         commands = [f"squeue --array --states=all --noheader --format='%i|%T %r' {name}"]
         if self._status_program() == "sacct":  # it may be down, or have no records
@@ -267,7 +269,7 @@ class Executor(plugin.Executor):  # type: ignore[misc]
                 states, _ = await job_status_query.query_job_status(command, self.logger)
             if states is not None:
                 break
-        return states  # type: ignore[no-any-return]
+        return states, command is commands[0]
 
     def _status_program(self) -> str:
         """squeue or sacct, as the profile says, but sacct if squeue does not show ended jobs for long enough."""

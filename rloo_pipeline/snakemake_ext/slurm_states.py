@@ -33,6 +33,8 @@ FORGOTTEN_AFTER = 300.0
 """Seconds for which SLURM may fail to list a job. This exceeds the lag of an accounting database, and squeue shows
 ended jobs for as long by default (MinJobAge).
 """
+FORGOTTEN_WITHOUT_RECORDS = 3600.0
+"""The same while accounting does not answer, and squeue forgets ended jobs sooner."""
 
 
 class Outcome(Enum):
@@ -64,7 +66,7 @@ class JobStates:
         self._beyond: dict[str, float] = {}
         self._told: set[tuple[str, str]] = set()
 
-    def judge(self, job: str, states: Mapping[str, str], now: float) -> Verdict:
+    def judge(self, job: str, states: Mapping[str, str], now: float, has_records: bool = True) -> Verdict:
         """Judges a job by SLURM's latest answer. The reason why it waits is given only once.
 
         Args:
@@ -72,11 +74,12 @@ class JobStates:
             states: states by job as shown by squeue (followed by the reason) or sacct; `123_[4-7]` stands for pending
                 tasks.
             now: seconds of a monotonic clock.
+            has_records: False if jobs that have ended may be missing from the answer.
         """
         state, reason = _state_of(job, states)
         if state is None:
             since = self._missing.setdefault(job, now)
-            if now - since < FORGOTTEN_AFTER:
+            if now - since < (FORGOTTEN_AFTER if has_records else FORGOTTEN_WITHOUT_RECORDS):
                 return Verdict(Outcome.ACTIVE)
             return Verdict(
                 Outcome.FAILED, f"has not been listed by SLURM for {now - since:.0f} s, so it counts as failed"

@@ -204,14 +204,9 @@ def score_all(
     samples: Sequence[int],
     workers: int,
     constants: Mapping[str, Any] = MappingProxyType({}),
-    trial: RewardBatch | None = None,
 ) -> list[FunctionScores]:
-    """Scores all rows with temporary workers (`WorkerPools.score`), and logs a summary line for each function. With
-    `trial`, completions of one prompt, calls them with these first; only an invalid output counts there.
-    """
+    """Scores all rows with temporary workers (`WorkerPools.score`), and logs a summary line for each function."""
     with WorkerPools(rewards, workers) as pools:
-        if trial is not None:
-            pools.score(trial, [len(trial.completions)], constants, more=True)
         results = pools.score(batch, samples, constants)
     for reward, result in zip(rewards, results, strict=True):
         log_summary(reward, result)

@@ -175,8 +175,9 @@ class WorkerProcess(UserCodeProcess):
             return self.process.wait()
         self._killed = True
         descendants: list[psutil.Process] = []
-        with suppress(psutil.NoSuchProcess):
-            descendants = psutil.Process(self.process.pid).children(recursive=True)
+        with suppress(psutil.Error):  # it has ended, or /proc hides processes of other users
+            if self.process.poll() is None:
+                descendants = psutil.Process(self.process.pid).children(recursive=True)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         for descendant in descendants:  # some are in sessions of their own

@@ -205,6 +205,14 @@ def test_an_error_in_reading_names_the_file(tmp_path, read) -> None:
     assert explain(error.value).startswith(f"{path}: the file system failed (Input/output error); run again")
 
 
+def test_an_error_that_is_not_about_a_file_keeps_its_text(tmp_path) -> None:
+    for error in (OSError("no tokenizer can be loaded"), ConnectionRefusedError(errno.ECONNREFUSED, "refused")):
+        text = str(error)
+        with pytest.raises(OSError, match=re.escape(text)), files.atomic_folder(tmp_path / "model"):
+            raise error
+        assert explain(error).endswith(text)
+
+
 class FailsToRead(io.RawIOBase):
     """A file whose server fails."""
 

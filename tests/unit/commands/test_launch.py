@@ -75,6 +75,9 @@ def test_an_unknown_option_gives_a_one_line_error_with_the_nearest(tmp_path, mon
         command_line(["--slurm-qoz=x"])
     with pytest.raises(UserError, match=r"^--round: Snakemake has no such option; did you mean 'rounds'\?$"):
         command_line(["--round", "5"])
+    with pytest.raises(UserError, match=r"^--rollout.shards: a key of the configuration; write it as --config rollout"):
+        command_line(["--rollout.shards=4"])
+    assert command_line(["--apptainer-args", "--nv --bind /x"])[-2:] == ["--apptainer-args", "--nv --bind /x"]
     assert command_line(["--dry", "--keep-going"])[-2:] == ["--dry", "--keep-going"], "argparse completes names"
 
 

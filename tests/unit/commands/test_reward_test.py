@@ -31,6 +31,9 @@ def test_a_function_is_called_with_several_completions_as_in_a_run(tmp_path) -> 
     function.write_text("def mine(completions):\n    return [1.0]\n")
     with pytest.raises(UserError, match=r"returned 1 scores for 2 completions"):
         reward_test(Reward(function=f"{function}:mine"), data, None, 1, None)
+    function.write_text("def mine(completions):\n    return [1.0 for text, in [completions]]\n")
+    with pytest.raises(UserError, match=r"1 of 2 rows failed, row 0 first: .*too many values to unpack"):
+        reward_test(Reward(function=f"{function}:mine", batch="group", on_error="none"), data, None, 1, None)
 
 
 def test_a_function_sees_all_messages_of_an_episode_and_the_text_of_a_single_one() -> None:

@@ -82,13 +82,19 @@ def test_the_processes_of_a_command_of_trl_multiply_its_batch(command, size) -> 
     ("launcher", "size"),
     [
         ("python", 8),
+        ("bin/python3.11", 8),
+        ("WANDB_DIR=/a/b.c python", 8),
         ("accelerate launch --num_processes 4", 32),
+        ("accelerate launch --num_processes $N", 8),
         ("accelerate launch --config_file two.yaml", 16),
         ("torchrun --nproc_per_node 2", 16),
+        ("torchrun --nnodes 2", 16),
     ],
 )
 def test_a_script_may_stand_after_its_launcher(launcher, size) -> None:
     Path("two.yaml").write_text("num_processes: 2\n")
+    Path("bin").mkdir()
+    Path("bin/python3.11").touch()
     Path("mine.py").write_text(SCRIPT)
     printed(init_from_trl, Path("project"), f"{launcher} mine.py --beta 0.1", None, False)
     config = yaml.safe_load(Path("project/config/config.yaml").read_text())

@@ -162,7 +162,7 @@ def test_noise_between_small_rounds_is_not_reward_hacking(prompts: int) -> None:
 
 def test_a_short_run_without_any_signal_is_judged_after_its_last_round() -> None:
     rounds = run_of(**{ZERO: [1.0] * 12})
-    for planned, evidence in ((1, "in the only round"), (2, "in each of 2 rounds")):
+    for planned, evidence in ((1, "in round 1"), (2, "in each of 2 rounds")):
         (symptom,) = diagnose(rounds[:planned], planned=planned)
         assert symptom.name == "cold_start"
         assert symptom.evidence == f"{evidence}, at most 0% of the groups had different rewards"

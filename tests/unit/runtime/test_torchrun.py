@@ -39,6 +39,7 @@ ranks.torchrun(2, sys.argv[1:])
 
 def test_ranks_end_with_the_stage_that_started_them(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv(controller_watch.VARIABLE, controller_watch.name())  # Snakemake, which goes on
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(mini()))
     arguments = ["watch", tmp_path, "--every", "0.1", "--log", tmp_path / "log"]
     with subprocess.Popen([sys.executable, "-c", STAGE, *map(str, arguments)]) as stage:

@@ -1,9 +1,11 @@
 """Local data is watched file by file, a local model by its times, and a run is pinned if the Hub cannot change it."""
 
 import os
+import time
+from pathlib import Path
 
 import pytest
-from helpers import mini
+from helpers import mini, wait_until
 
 from rloo_pipeline.artifacts import assets
 from rloo_pipeline.config import Config
@@ -85,6 +87,36 @@ def test_weights_on_a_server_whose_clock_is_ahead_were_not_replaced(tmp_path) ->
     assert run_sources.replaced(folder) is None
     os.utime(weights, (ahead + 1, ahead + 1))
     assert f"{weights} was replaced after the run began" in (run_sources.replaced(folder) or "")
+
+
+def test_a_source_from_the_future_hides_no_other_that_is_replaced(tmp_path) -> None:
+    ahead, data, folder = tmp_path / "ahead.jsonl", tmp_path / "data.jsonl", tmp_path / "assets"
+    folder.mkdir()
+    for file in (ahead, data):
+        file.write_bytes(b"old")
+    os.utime(ahead, (2e9, 2e9))
+    places = {name: {"path": str(file), "revision": None} for name, file in (("eval", ahead), ("train", data))}
+    assets.write(folder, places)
+    assert run_sources.replaced(folder) is None
+    other = tmp_path / "other"
+    other.write_bytes(b"new")
+    os.utime(other, (1e9, 1e9))
+    wait_until(lambda: time.time() > (folder / assets.ASSETS).stat().st_ctime)
+    other.rename(data)
+    assert f"{data} was replaced after the run began" in (run_sources.replaced(folder) or "")
+
+
+def test_the_files_of_a_source_are_listed_once(tmp_path, monkeypatch) -> None:
+    """A list of thousands of files takes long on a shared file system."""
+    data, folder = tmp_path / "data", tmp_path / "assets"
+    for one in (data, folder):
+        one.mkdir()
+    for number in range(20):
+        (data / f"{number}.jsonl").touch()
+    listed = list[Path]()
+    monkeypatch.setattr(assets, "folder_files", lambda path: listed.append(path) or sorted(path.iterdir()))
+    assets.write(folder, {"train": {"path": str(data), "revision": None}})
+    assert listed == [data]
 
 
 @pytest.mark.parametrize("name", ["model", "data"])

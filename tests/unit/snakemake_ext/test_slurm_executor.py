@@ -43,8 +43,8 @@ class Jobs(Executor):
     def note(self, *call: object) -> None:
         self.calls.append(call)
 
-    async def _ask(self) -> dict[str, str] | None:
-        return self._answers.pop(0)
+    async def _ask(self) -> tuple[dict[str, str] | None, bool]:
+        return self._answers.pop(0), True
 
     def report_job_success(self, job_info) -> None:
         self.note("success", job_info.external_jobid)
@@ -327,7 +327,7 @@ def test_squeue_is_asked_while_sacct_does_not_answer(monkeypatch, tmp_path) -> N
     executable(tmp_path, "squeue", "echo '7|COMPLETED None'")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(executor, "_status_program", lambda: "sacct")
-    assert asyncio.run(Executor._ask(executor)) == {"7": "COMPLETED None"}
+    assert asyncio.run(Executor._ask(executor)) == ({"7": "COMPLETED None"}, False)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import pytest
 from rloo_pipeline.snakemake_ext.slurm_states import (
     BEYOND_LIMITS_FOR,
     FORGOTTEN_AFTER,
+    FORGOTTEN_WITHOUT_RECORDS,
     PUT_BACK_WITHIN,
     JobStates,
     Outcome,
@@ -117,6 +118,9 @@ def test_a_job_that_slurm_no_longer_lists_has_failed_after_a_while() -> None:
     assert late == [Outcome.ACTIVE] * 4, "an accounting database lags"
     unlisted = outcomes("7", (0, listed), (10, other), (10 + FORGOTTEN_AFTER, other))
     assert unlisted == [Outcome.ACTIVE, Outcome.ACTIVE, Outcome.FAILED]
+    states, late = JobStates(), (0, FORGOTTEN_AFTER, FORGOTTEN_WITHOUT_RECORDS)
+    without_records = [states.judge("7", other, now, has_records=False).outcome for now in late]
+    assert without_records == [Outcome.ACTIVE, Outcome.ACTIVE, Outcome.FAILED], "squeue may have forgotten it"
 
 
 def test_tasks_of_an_array_have_their_own_states() -> None:

@@ -7,6 +7,7 @@ import sys
 import time
 from multiprocessing.connection import wait
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -208,6 +209,13 @@ def test_killing_a_call_kills_its_child_processes(file) -> None:
     wait_until(lambda: set(psutil.Process().children()) <= before)
 
 
+def test_a_late_call_is_killed_where_proc_hides_processes_of_other_users(file, monkeypatch) -> None:
+    """As with the mount option hidepid=1."""
+    monkeypatch.setattr(psutil.Process, "children", Mock(side_effect=psutil.AccessDenied(1)))
+    assert scored(file, "number").scores == [float(row) for row in range(20)]
+    assert scored(file, "sleeps", timeout=2, on_timeout=-1.0).scores[6:9] == [6.0, -1.0, 8.0]
+
+
 def test_a_call_that_is_killed_takes_children_in_sessions_of_their_own_along(tmp_path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("""
@@ -217,7 +225,7 @@ def mine(completions):
     open(__file__ + ".child", "w").write(str(child.pid))
     child.wait()
 """)
-    with WorkerPools([Reward(function=f"{file}:mine", timeout=1)], 1) as pools:
+    with WorkerPools([Reward(function=f"{file}:mine", timeout=4)], 1) as pools:
         pools.score(batch(1), [1], more=True)
         child = int(Path(f"{file}.child").read_text())
         wait_until(lambda: has_ended(child))  # before the stage ends, since it takes the time of other calls

@@ -4,6 +4,8 @@ Nothing in this process is trusted once the program runs, because the program ca
 never an expected value or an assert.
 """
 
+from __future__ import annotations  # the Python of an image may be 3.9
+
 import builtins
 import functools
 import sys

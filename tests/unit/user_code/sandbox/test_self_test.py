@@ -1,5 +1,6 @@
 """Programs have what they need of the system; a sandbox that lacks it is an error, not a score of 0."""
 
+import ast
 import sysconfig
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.rewards import code
 from rloo_pipeline.rewards.code import code_reward
 from rloo_pipeline.user_code.reward_call import collect_notes
-from rloo_pipeline.user_code.sandbox import self_test
+from rloo_pipeline.user_code.sandbox import inside, self_test
 
 TESTS = ["assert add(1, 2) == 3"]
 
@@ -27,6 +28,15 @@ def test_numpy_can_be_imported_from_read_only(confinement):
     folder = sysconfig.get_path("platlib")
     assert Path(np.__file__).is_relative_to(folder)
     assert code_reward([program], tests=["assert f() == 3"], read_only=[folder]) == [1]
+
+
+def test_code_that_runs_in_images_has_no_annotation_that_python_3_9_cannot_evaluate():
+    for file in Path(inside.__file__).parent.glob("*.py"):
+        tree = ast.parse(file.read_text())
+        if "annotations" not in [alias.name for node in tree.body[:3] for alias in getattr(node, "names", [])]:
+            notes = [getattr(node, name, None) for node in ast.walk(tree) for name in ("annotation", "returns")]
+            parts = [part for note in notes if note is not None for part in ast.walk(note)]
+            assert not [part for part in parts if isinstance(part, ast.BinOp)], file
 
 
 @pytest.fixture(autouse=True)
