@@ -16,7 +16,7 @@ MODULE = re.compile(r"(?:.*/)?trl[./]scripts[./](rloo|grpo)(?:\.py)?")
 LAUNCH = re.compile(r"--(num[-_]processes|config[-_]file|nproc[-_]per[-_]node|nnodes)[ =](\S+)")
 """Options of `accelerate launch` and `torchrun`, whose processes multiply the batch."""
 LAUNCHER = re.compile(r"(?:.*/)?(?:python[\d.]*|accelerate|torchrun|deepspeed|srun|uv|env)|\w+=.*")
-"""What may stand before a script: a program, or a variable for it."""
+"""A program that may stand before a script, or a variable for it."""
 PROCESSES = {"single_gpu": 1} | dict.fromkeys(("multi_gpu", "fsdp1", "fsdp2", "zero1", "zero2", "zero3"), 8)
 """Number of processes of TRL's own configurations of accelerate."""
 OVERLONG = "get_soft_overlong_punishment"
