@@ -16,6 +16,9 @@ from rloo_pipeline.cluster import slurm
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
+MOST_RESTARTS = 5
+"""Restarts after which a preempted job counts as failed: something other than SLURM may end its stage each time."""
+
 
 def keep_slurm_conf(_: SnakemakeCall) -> None:
     """Has the plugin's executor inside a job call srun with this process's SLURM_CONF."""
@@ -43,7 +46,8 @@ def requeue_preempted(call: SnakemakeCall) -> None:
 
     def schedule_or_requeue(scheduler: Any) -> Any:
         succeeded = schedule(scheduler)
-        if not succeeded and scheduler._user_kill:
+        restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
+        if not succeeded and scheduler._user_kill and restarts < MOST_RESTARTS:
             with suppress(UserError):  # SLURM may not allow it
                 _requeue()
         return succeeded

@@ -272,17 +272,23 @@ def test_in_a_job_the_name_of_the_clusters_configuration_stays(monkeypatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("state", "killed", "requeued"),
-    [("RUNNING", "graceful", True), ("COMPLETING", "graceful", False), ("RUNNING", None, False)],
+    ("state", "killed", "restarts", "requeued"),
+    [
+        ("RUNNING", "graceful", 1, True),
+        ("RUNNING", "graceful", slurm_job_steps.MOST_RESTARTS, False),
+        ("COMPLETING", "graceful", 1, False),
+        ("RUNNING", None, 1, False),
+    ],
 )
 def test_a_job_whose_stage_ends_in_the_grace_time_of_a_preemption_is_put_back(
-    monkeypatch, tmp_path, state, killed, requeued
+    monkeypatch, tmp_path, state, killed, restarts, requeued
 ) -> None:
-    """Not one that is cancelled, out of time, or whose stage fails."""
+    """Not one that is cancelled, out of time, whose stage fails, or that something ends each time."""
     executable(tmp_path, "squeue", f"echo '7|{state}|node1|1:00'")
     executable(tmp_path, "scontrol", f'echo "$*" >>{tmp_path}/asked')
     environment = {"SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2"}
-    for name, value in {**environment, "PATH": f"{tmp_path}:/usr/bin:/bin"}.items():
+    environment |= {"SLURM_RESTART_COUNT": str(restarts), "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(slurm_job_steps.time, "sleep", lambda _: None)
     monkeypatch.setattr(JobScheduler, "schedule", lambda _: False)
