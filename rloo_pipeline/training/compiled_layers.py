@@ -7,6 +7,7 @@ Compiled code depends on the shapes that came first. So that it depends neither 
 pack goes through the layers before any other.
 """
 
+import contextlib
 import hashlib
 import os
 import tempfile
@@ -25,6 +26,8 @@ from rloo_pipeline.transformers_internals.loaded_model import decoder_layers, ta
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 """Environment variable for the folder of compiled code."""
+OWN = "rloo-"
+"""Prefix of the folders in it."""
 _problems: dict[str, str] = {}
 """Results, by digest of the self-check."""
 
@@ -63,14 +66,17 @@ def install(module: TokenLogProbs, policy: Policy, device: torch.device) -> None
     base = module.full_model
     checked = base.self_check
     require(base, checked.form)
-    _set_cache_folder()
-    if checked.digest not in _problems:
-        _problems[checked.digest] = _problem(base, policy, device)
-        torch.compiler.reset()  # layers of the small copy would count towards the limit of recompilations
-    if why := _problems[checked.digest]:
-        raise _refusal(base, why)
-    use(base)
-    _compile(module, base, device)
+    folder = _set_cache_folder(f"{caches.instructions()} {checked.digest} {base.dtype} {base}")
+    # Torch writes libraries in place. A half-written one would end each later stage, or, if it is torch's trial of the
+    # processor's instructions, change the code. Ranks that share sequences must compile together, so they cannot wait.
+    with caches.compiling(folder, "complete") if module.group is None else contextlib.nullcontext():
+        if checked.digest not in _problems:
+            _problems[checked.digest] = _problem(base, policy, device)
+            torch.compiler.reset()  # layers of the small copy would count towards the limit of recompilations
+        if why := _problems[checked.digest]:
+            raise _refusal(base, why)
+        use(base)
+        _compile(module, base, device)
 
 
 def _problem(base: Any, policy: Policy, device: torch.device) -> str:
@@ -102,11 +108,16 @@ def _compile(module: TokenLogProbs, base: Any, device: torch.device) -> None:
                 torch.autograd.grad(states.sum(), trained)  # leaves all gradients as they are
 
 
-def _set_cache_folder() -> None:
+def _set_cache_folder(code: str) -> Path:
     """Keeps compiled code in the cache folder, unless the environment names another; torch would keep it in TMPDIR.
 
-    The folder is for processors with the same instructions, since other ones may lack some that the code uses.
+    Each code has its own folder, also for each processor with other instructions, which the code may use.
     """
-    if Path(os.environ.get(CACHE, tempfile.gettempdir())).is_relative_to(tempfile.gettempdir()):
-        instructions = hashlib.sha256(caches.instructions().encode()).hexdigest()[:12]
-        os.environ[CACHE] = str(caches.cache_folder() / "torchinductor" / instructions)
+    top = Path(os.environ.get(CACHE, tempfile.gettempdir()))
+    if top.name.startswith(OWN):  # an earlier engine's
+        top = top.parent
+    if top.is_relative_to(tempfile.gettempdir()):
+        top = caches.cache_folder() / "torchinductor"
+    folder = top / f"{OWN}{hashlib.sha256(code.encode()).hexdigest()[:12]}"
+    os.environ[CACHE] = str(folder)
+    return folder
