@@ -69,7 +69,7 @@ def install(module: TokenLogProbs, policy: Policy, device: torch.device) -> None
     folder = _set_cache_folder(f"{caches.instructions()} {checked.digest} {base.dtype} {base}")
     # Torch writes libraries in place. A half-written one would end each later stage, or, if it is torch's trial of the
     # processor's instructions, change the code. Ranks that share sequences must compile together, so they cannot wait.
-    with caches.compiling(folder, "complete") if module.group is None else contextlib.nullcontext():
+    with caches.compiling(folder, "complete") if module.group.size == 1 else contextlib.nullcontext():
         if checked.digest not in _problems:
             _problems[checked.digest] = _problem(base, policy, device)
             torch.compiler.reset()  # layers of the small copy would count towards the limit of recompilations
