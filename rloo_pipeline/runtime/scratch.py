@@ -23,6 +23,8 @@ EXCHANGE = "RLOO_EXCHANGE"
 """Environment variable with the controller's folder for policies on each node (artifacts/node_files.py)."""
 _locks: list[int] = []
 _own: list[tuple[int, Path]] = []
+_held: list[Path] = []
+"""The folder of another process in which this one has its temporary files, if it is in one."""
 
 
 def use(folder: Path | None = None) -> None:
@@ -44,6 +46,7 @@ def hold() -> bool:
     around = _folder_around(Path(tempfile.gettempdir()))
     if around and not _locks:
         _lock(os.open(_lock_of(around), os.O_RDONLY))
+        _held.append(around)
     return around is not None
 
 
@@ -82,13 +85,16 @@ def leave() -> None:
     tops = [user_folder(), *(Path(store).parent for store in [os.environ.get(EXCHANGE)] if store)]
     while _locks:
         os.close(_locks.pop())
+    for folder in _held:
+        if not _lock_of(folder).exists():  # its owner has removed it; an import of torch may have made it anew since
+            shutil.rmtree(folder, ignore_errors=True)
     for top in tops:
         remove_abandoned(top)
 
 
 def user_folder() -> Path:
     """The user's folder for temporary files, which contains those of `use`."""
-    around = _folder_around(Path(tempfile.gettempdir()))
+    around = _held[0] if _held else _folder_around(Path(tempfile.gettempdir()))
     return around.parent if around else Path(tempfile.gettempdir())
 
 

@@ -135,6 +135,18 @@ def test_a_folder_stays_while_a_stage_outlives_its_owner(folder) -> None:
     assert list(folder.iterdir()) == []
 
 
+def test_a_folder_that_an_import_makes_anew_when_its_owner_has_ended_is_removed(folder) -> None:
+    """A worker may be importing torch, which makes `torchinductor_USER` in TMPDIR, when Snakemake ends."""
+    worker = USE + "print(flush=True); sys.stdin.readline(); os.makedirs(os.environ['TMPDIR'] + '/torchinductor'); "
+    worker += "print(scratch.user_folder()); scratch.leave()"
+    pipes = "stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True"
+    code = f"import subprocess; one = subprocess.Popen([sys.executable, '-c', {worker!r}], {pipes}); "
+    code += "one.stdout.readline(); scratch.remove(); print(one.communicate('go')[0])"
+    owner, _ = start(code)
+    assert owner.communicate()[0].split() == [str(folder)], "not the folder that goes"
+    assert list(folder.iterdir()) == []
+
+
 def test_a_folder_of_another_host_stays(folder) -> None:
     """In a TMPDIR that several nodes share, a lock is perhaps seen only on the node that has taken it."""
     process, own = start("time.sleep(600)")
