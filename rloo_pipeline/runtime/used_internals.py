@@ -19,6 +19,10 @@ USED: dict[str, dict[str, dict[str, str]]] = {
         "snakemake.jobs": {"Job.log_info": "(self, indent, printshellcmd)"},
         "snakemake.path_modifier": {"PathModifier.modify": "(self, path, property)"},
         "snakemake.persistence.file": {"FilePersistence._io_read": "(self, subject, id)"},
+        "snakemake.scheduling.job_scheduler": {
+            "JobScheduler.exit_gracefully": "(self, *args)",
+            "JobScheduler.schedule": "(self)",
+        },
     },
     "snakemake-executor-plugin-slurm": {
         "snakemake_executor_plugin_slurm": {
