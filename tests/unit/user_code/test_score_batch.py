@@ -261,6 +261,8 @@ def test_processes_that_leave_their_worker_and_end_are_not_kept_as_zombies(tmp_p
     file.write_text("""
 import os
 def mine(completions):
+    if os.path.exists(__file__ + ".calm"):
+        return [1.0] * len(completions)
     reader, writer = os.pipe()
     if os.fork() == 0:
         os.setsid()
@@ -274,10 +276,16 @@ def mine(completions):
 """)
     before = set(psutil.Process().children())
     with WorkerPools([Reward(function=f"{file}:mine")], 1) as pools:
-        for _ in range(10):
+        for _ in range(3):
             pools.score(batch(2), [1, 1], more=True)
-        kept = set(psutil.Process().children()) - before - {psutil.Process(pools.started[0][0].process.pid)}
-    assert len(kept) <= 2, "those of the last two calls may just be ending"
+        Path(f"{file}.calm").touch()
+        worker = psutil.Process(pools.started[0][0].process.pid)
+
+        def kept() -> set[psutil.Process]:
+            pools.score(batch(2), [1, 1], more=True)  # one that is just ending is left to the next call
+            return set(psutil.Process().children()) - before - {worker}
+
+        wait_until(lambda: not kept())
 
 
 def test_functions_run_on_the_main_thread_and_can_use_alarms(file) -> None:
