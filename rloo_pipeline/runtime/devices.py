@@ -147,9 +147,7 @@ def gpu_processes() -> list[GpuProcess]:
     """Processes that hold memory of the GPUs visible here, the largest first; empty if the driver does not
     list them, as in some containers.
     """
-    whole = [name for name in visible_gpus() if not name.startswith("MIG-")]
-    only = ["-i", ",".join(whole)] if whole else []
-    rows = nvidia_smi(*only, "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
+    rows = nvidia_smi(*_visible_only(), "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
     pairs = [row.split(", ") for row in rows]
     found = [GpuProcess(int(pid), _process_name(int(pid)), float(mib) * 2**20) for pid, mib in pairs if mib.isdigit()]
     return sorted(found, key=lambda process: -process.used)
@@ -171,12 +169,21 @@ def _process_name(pid: int) -> str:
 
 
 def gpu_facts(facts: str) -> list[str]:
-    """Facts about the machine's GPUs, such as `name` or `name,memory.total`, one line per GPU."""
-    return nvidia_smi(f"--query-gpu={facts}", "--format=csv,noheader,nounits")
+    """Facts about the GPUs visible here, such as `name` or `name,memory.total`, one line per GPU; all GPUs if slices of
+    them or none are visible.
+    """
+    return nvidia_smi(*_visible_only(), f"--query-gpu={facts}", "--format=csv,noheader,nounits")
+
+
+def _visible_only() -> list[str]:
+    """The option of nvidia-smi that names the GPUs in CUDA_VISIBLE_DEVICES; empty without the variable."""
+    names = visible_gpus() if "CUDA_VISIBLE_DEVICES" in os.environ else []
+    whole = [name for name in names if not name.startswith("MIG-")]
+    return ["-i", ",".join(whole)] if whole else []
 
 
 def card() -> str:
-    """Model of this machine's GPUs, or of its CPU if it has none; for a MIG slice, with its profile."""
+    """Model of the GPUs visible here, or of the CPU on a machine without; for a MIG slice, with its profile."""
     if not has_gpu():
         models = re.findall(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
         return str(next(iter(models), os.uname().machine))

@@ -27,6 +27,8 @@ def prepare(log: Path | None) -> None:
     os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
     # torch.cuda.is_available() must not create a CUDA context, since vLLM forks its processes for several GPUs.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    # By default, CUDA gives the fastest GPU the number 0, nvidia-smi the first one on the bus.
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     output.route_output(log)
     if log is not None or ranks.is_rank():
         controller_watch.watch()

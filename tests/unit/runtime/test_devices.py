@@ -47,6 +47,14 @@ def test_slurm_and_the_user_name_gpus_in_the_variable(driver, monkeypatch, varia
     assert devices.visible_gpus() == names
 
 
+@pytest.mark.parametrize(("variable", "option"), [("3, 1", "-i 3,1 "), ("MIG-bbbb", ""), ("", ""), (None, "")])
+def test_facts_are_those_of_the_gpus_that_the_variable_names(tmp_path, monkeypatch, variable, option, driver) -> None:
+    executable(tmp_path, "nvidia-smi", 'echo "$*"')
+    if variable is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    assert devices.gpu_facts("name") == [f"{option}--query-gpu=name --format=csv,noheader,nounits"]
+
+
 def test_an_engine_has_what_the_other_warm_ones_leave_of_its_gpu(monkeypatch) -> None:
     monkeypatch.delenv(devices.WARM, raising=False)
     assert devices.idle_bytes("sampler") == 0
