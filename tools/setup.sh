@@ -104,10 +104,17 @@ pip() { .venv/bin/python -m pip -q --no-input --disable-pip-version-check "$@"; 
 compile() { # On all cores; pip has but one. Some packages have templates with the name of a source file.
     .venv/bin/python -m compileall -qq -j 0 .venv/lib rloo_pipeline snakemake_*_plugin_rloo* || true
 }
+link_cuda() { # where nvcc and DeepSpeed look for the libraries of CUDA's wheels: names without a version, and lib64
+    for cuda in .venv/lib/python*/site-packages/nvidia/cu[0-9]*; do
+        for library in "$cuda"/lib/lib*.so.*; do ln -sf "$(basename "$library")" "${library%%.so.*}.so"; done
+        ln -sfn lib "$cuda/lib64"
+    done
+}
 echo "unfinished $accelerator $PWD" >$stamp
 : >$log
 step "packages of requirements/$accelerator.txt and dev.txt, some minutes" \
     pip install --no-deps --no-compile -r "requirements/$accelerator.txt" -r requirements/dev.txt
+[ "$accelerator" = cpu ] || link_cuda
 compare
 echo "$base lists" >$stamp
 step "byte code" compile

@@ -4,7 +4,6 @@ It is a separate process because it may crash and because the caller must not ho
 exits with 0, or fails with a traceback.
 """
 
-import importlib.util
 import subprocess
 import sys
 import tempfile
@@ -68,8 +67,7 @@ def nvcc() -> str:
     from torch.utils.cpp_extension import CUDA_HOME
 
     if CUDA_HOME is None:
-        wheel = _wheel()
-        raise FileNotFoundError(f"no CUDA_HOME; {f'export CUDA_HOME={wheel}' if wheel else 'load the module of CUDA'}")
+        raise FileNotFoundError("no CUDA_HOME; run `make setup ACCELERATOR=cuda`, or load the module of CUDA 13")
     program = Path(CUDA_HOME) / "bin" / "nvcc"
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "twice.cu"
@@ -86,13 +84,6 @@ def nvcc() -> str:
         linked.check_returncode()
         subprocess.run([source.with_suffix("")], check=True)
     return f"{program} compiles and runs a kernel"
-
-
-def _wheel() -> Path | None:
-    """A value for CUDA_HOME from an installed CUDA wheel with nvcc; None if there is none."""
-    spec = importlib.util.find_spec("nvidia")
-    folders = [Path(folder) for folder in (spec.submodule_search_locations if spec else None) or ()]
-    return next((file.parent.parent for folder in folders for file in folder.glob("*/bin/nvcc")), None)
 
 
 KERNELS = {"FlashAttention": flash_attention, "Triton": triton, "nvcc": nvcc}

@@ -4,8 +4,10 @@ Engines read them when they are imported, so `prepare` and `use_threads` run bef
 """
 
 import atexit
+import importlib.util
 import logging
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -29,6 +31,8 @@ def prepare(log: Path | None) -> None:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     # By default, CUDA gives the fastest GPU the number 0, nvidia-smi the first one on the bus.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    if not (os.environ.get("CUDA_PATH") or shutil.which("nvcc") or Path("/usr/local/cuda").exists()):
+        _use_cuda_of_wheels()
     output.route_output(log)
     if log is not None or ranks.is_rank():
         controller_watch.watch()
@@ -36,6 +40,14 @@ def prepare(log: Path | None) -> None:
     if log is not None and (node := os.environ.get("SLURMD_NODENAME")):
         step = ", as a step of the run's job" if ranks.STEP in os.environ else ""
         print(f"node: {node}{step}", flush=True)
+
+
+def _use_cuda_of_wheels() -> None:
+    """Makes DeepSpeed and FlashInfer compile kernels with the CUDA of torch's wheels, if `make setup` has linked it."""
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        for link in Path(folder).glob("cu[0-9]*/lib64"):
+            os.environ.setdefault("CUDA_HOME", str(link.parent))
 
 
 def use_threads(count: int) -> None:

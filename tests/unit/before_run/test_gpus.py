@@ -2,6 +2,7 @@
 
 import os
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from helpers import executable, mini
 
 from rloo_pipeline.before_run import gpu_kernels, gpus
 from rloo_pipeline.config import Config
-from rloo_pipeline.runtime import devices
+from rloo_pipeline.runtime import devices, environment
 
 SMI = """case "$*" in
 -L) printf 'GPU 0: NVIDIA H200 (UUID: GPU-a)\\nGPU 1: NVIDIA H200 (UUID: GPU-b)\\n' ;;
@@ -116,14 +117,24 @@ def test_the_call_of_flash_attention_fits_its_operator(monkeypatch) -> None:
     assert out.shape == ones.shape == (48, 4, 64)
 
 
-def test_without_a_compiler_the_message_says_what_to_set(tmp_path, monkeypatch) -> None:
+def test_without_a_compiler_the_message_says_what_to_do(monkeypatch) -> None:
     monkeypatch.setattr("torch.utils.cpp_extension.CUDA_HOME", None)
-    monkeypatch.setattr(gpu_kernels, "_wheel", lambda: None)
-    with pytest.raises(FileNotFoundError, match="no CUDA_HOME; load the module of CUDA"):
+    with pytest.raises(FileNotFoundError, match="no CUDA_HOME; run `make setup ACCELERATOR=cuda`, or load the module"):
         gpu_kernels.nvcc()
-    monkeypatch.setattr(gpu_kernels, "_wheel", lambda: tmp_path)
-    with pytest.raises(FileNotFoundError, match=f"export CUDA_HOME={tmp_path}"):
-        gpu_kernels.nvcc()
+
+
+def test_the_compiler_is_that_of_the_wheels_that_setup_has_linked(tmp_path, monkeypatch) -> None:
+    wheels = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(environment.importlib.util, "find_spec", {"nvidia": wheels}.get)
+    monkeypatch.setenv("CUDA_HOME", "")  # so that it is removed after the test
+    monkeypatch.delenv("CUDA_HOME")
+    (tmp_path / "cudnn" / "lib64").mkdir(parents=True)
+    (tmp_path / "cu13" / "lib").mkdir(parents=True)
+    environment._use_cuda_of_wheels()
+    assert "CUDA_HOME" not in os.environ, "not linked"
+    (tmp_path / "cu13" / "lib64").symlink_to("lib")
+    environment._use_cuda_of_wheels()
+    assert os.environ["CUDA_HOME"] == str(tmp_path / "cu13")
 
 
 def test_a_driver_whose_library_cannot_be_linked_is_told(tmp_path, monkeypatch) -> None:
