@@ -112,8 +112,11 @@ link_cuda() { # where nvcc and DeepSpeed look for the libraries of CUDA's wheels
 }
 echo "unfinished $accelerator $PWD" >$stamp
 : >$log
+list=.venv/packages.txt
+# PyPI's builds of torch are for CUDA; == would also take those for CPUs, where PIP_FIND_LINKS or the like names them.
+if [ "$accelerator" = cuda ]; then sed 's/^\(torch[a-z]*\)==/\1===/' requirements/cuda.txt; else cat requirements/cpu.txt; fi >$list
 step "packages of requirements/$accelerator.txt and dev.txt, some minutes" \
-    pip install --no-deps --no-compile -r "requirements/$accelerator.txt" -r requirements/dev.txt
+    pip install --no-deps --no-compile -r $list -r requirements/dev.txt
 [ "$accelerator" = cpu ] || link_cuda
 compare
 echo "$base lists" >$stamp
