@@ -45,6 +45,7 @@ def test_a_run_that_would_not_find_or_restore_its_policies_is_refused(
 
 
 def test_one_machine_and_updates_on_all_nodes_are_right(monkeypatch) -> None:
+    monkeypatch.setattr(devices, "has_gpu", lambda: False)
     exchange.refuse(configured(), 1, False)
     exchange.refuse(configured(deepspeed={"processes": 2, "nodes": 2}), 2, False)
     monkeypatch.setattr(devices, "has_gpu", lambda: True)
@@ -80,6 +81,7 @@ def test_a_folder_without_room_for_the_policies_is_refused_before_the_run_and_at
     (run / "policies" / "00000" / "model.safetensors").write_bytes(b"x" * 500_000)
     free = SimpleNamespace(free=900_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
+    monkeypatch.setattr(devices, "has_gpu", lambda: False)
     monkeypatch.setenv("SCRATCH", str(tmp_path / "node"))
     config = Config(**mini(keep_every=2, exchange="$SCRATCH"))
     with pytest.raises(UserError, match="node: not a folder that you can write to on this machine; name another"):
