@@ -13,8 +13,10 @@ from rloo_pipeline.config.section import JSON
 from rloo_pipeline.errors import UserError
 
 MODULE = re.compile(r"(?:.*/)?trl[./]scripts[./](rloo|grpo)(?:\.py)?")
-LAUNCH = re.compile(r"--(num[-_]processes|config[-_]file|nproc[-_]per[-_]node|nnodes)[ =](\S+)")
-"""Options of `accelerate launch` and `torchrun`, whose processes multiply the batch."""
+LAUNCH = re.compile(r"--(num[-_]processes|config[-_]file|nproc[-_]per[-_]node|nnodes|num_gpus|num_nodes)[ =](\S+)")
+"""Options of `accelerate launch`, `torchrun` and `deepspeed`, whose processes multiply the batch."""
+DEEPSPEED = {"num_gpus": "nproc_per_node", "num_nodes": "nnodes"}
+"""Options of `deepspeed`, and those of `torchrun` with the same meaning."""
 LAUNCHER = re.compile(r"(?:.*/)?(?:python[\d.]*|accelerate|torchrun|deepspeed|srun|uv|env)|\w+=.*")
 """A program that may stand before a script, or a variable for it."""
 PROCESSES = {"single_gpu": 1} | dict.fromkeys(("multi_gpu", "fsdp1", "fsdp2", "zero1", "zero2", "zero3"), 8)
@@ -61,7 +63,7 @@ def split(words: list[str]) -> tuple[str, list[str]] | None:
 
 
 def without_launcher(words: list[str]) -> tuple[list[str], JSON]:
-    """A script with its options, and `num_processes`, if `accelerate launch` or `torchrun` before it says their number.
+    """A script with its options, and `num_processes`, if a launcher before it says their number.
 
     Raises:
         UserError: there is no script, or a configuration of accelerate cannot be read.
@@ -77,7 +79,8 @@ def without_launcher(words: list[str]) -> tuple[list[str], JSON]:
 
 def _launch_options(launcher: Sequence[str]) -> list[str]:
     """The options of a launcher that tell its number of processes, in accelerate's words."""
-    found = {name.replace("-", "_"): value for name, value in LAUNCH.findall(" ".join(launcher))}
+    options = LAUNCH.findall(" ".join(launcher))
+    found = {DEEPSPEED.get(name, name.replace("-", "_")): value for name, value in options}
     nodes = found.pop("nnodes", None)
     per_node, nodes = found.pop("nproc_per_node", "1" if nodes else ""), nodes or "1"
     if per_node.isdecimal() and nodes.isdecimal():  # not `gpu`, or `1:4`

@@ -76,10 +76,12 @@ def _around(boxes: Sequence[Box], margin: float) -> Area:
 
 
 def _arrow(x: float, y: float, to_x: float, to_y: float) -> str:
-    """SVG path from the edge of one box to that of another: horizontal if they are side by side, otherwise vertical."""
+    """SVG path from the edge of one box to that of another: horizontal if they are side by side, otherwise vertical.
+    Over several columns it turns only after the boxes in between, so that it does not pass behind them.
+    """
     if abs(to_x - x) > WIDTH:
-        start, end = x + WIDTH / 2, to_x - WIDTH / 2 - 3
-        middle = (start + end) / 2
-        return f"M{start:g} {y:g} C{middle:g} {y:g} {middle:g} {to_y:g} {end:g} {to_y:g}"
+        turn, end = to_x + WIDTH / 2 - STEP, to_x - WIDTH / 2 - 3
+        middle = (turn + end) / 2
+        return f"M{x + WIDTH / 2:g} {y:g} H{turn:g} C{middle:g} {y:g} {middle:g} {to_y:g} {end:g} {to_y:g}"
     down = 1 if to_y > y else -1
     return f"M{x:g} {y + down * HEIGHT / 2:g} L{to_x:g} {to_y - down * (HEIGHT / 2 + 3):g}"

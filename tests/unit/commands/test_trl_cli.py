@@ -89,6 +89,7 @@ def test_the_processes_of_a_command_of_trl_multiply_its_batch(command, size) -> 
         ("accelerate launch --config_file two.yaml", 16),
         ("torchrun --nproc_per_node 2", 16),
         ("torchrun --nnodes 2", 16),
+        ("deepspeed --num_nodes 2 --num_gpus=4", 64),
     ],
 )
 def test_a_script_may_stand_after_its_launcher(launcher, size) -> None:

@@ -45,3 +45,15 @@ def test_boxes_lie_apart_in_the_picture_and_those_of_a_round_in_its_frame(stages
 def test_every_stage_is_on_an_arrow_and_arrows_go_to_the_right_or_straight_up_or_down() -> None:
     assert {stage for arrow in ARROWS for stage in arrow} == PLACES.keys()
     assert all(PLACES[a][0] <= PLACES[b][0] for a, b in ARROWS)
+
+
+@pytest.mark.parametrize("others", [set(), {"reference"}, {"refill", "refill_reference", "pass_rates"}])
+def test_no_arrow_passes_behind_a_box(others) -> None:
+    drawing = picture([Cost(stage, 1, 1.0, None, 0.0, None) for stage in (*ALWAYS, *others)])
+    points = [list(map(float, re.findall(r"-?[\d.]+", arrow))) for arrow in drawing.arrows if "H" in arrow]
+    assert points
+    for start, y, turn, *_, end, _ in points:
+        for box in drawing.boxes:
+            if start < box.x < end:
+                assert box.x + WIDTH / 2 <= turn
+                assert abs(box.y - y) > HEIGHT / 2

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,8 @@ def test_without_a_mouse_or_javascript_the_page_can_be_read(page: str) -> None:
     assert sum(attrs.get("tabindex") == "0" for attrs in tall) > 60, "text that scrolls takes the keyboard's focus"
     assert all("hidden" in attrs for attrs in filters), "JavaScript shows the filters, which need it"
     assert "@media screen and (prefers-color-scheme: dark)" in page, "dark text on paper"
+    levels = [int(tag[1]) for tag, _ in elements if re.fullmatch(r"h\d", tag)]
+    assert all(after <= before + 1 for before, after in pairwise([0, *levels])), "headings skip no level"
 
 
 def test_the_page_loads_nothing(page: str) -> None:
