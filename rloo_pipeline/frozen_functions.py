@@ -100,7 +100,8 @@ def near(run: Path) -> Path | None:
 def exists(file: Path) -> bool:
     """True if a file, or the copy of it that is in use, exists."""
     copies = in_use().by_file
-    return file.is_file() or (bool(copies) and file.resolve() in copies)
+    # unlike Path.is_file, isfile does not raise if the file is in a folder that only its owner may enter
+    return os.path.isfile(file) or (bool(copies) and file.resolve() in copies)  # noqa: PTH113
 
 
 def source(file: Path) -> Path:

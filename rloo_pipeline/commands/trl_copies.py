@@ -7,7 +7,7 @@ import ast
 import copy
 import re
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from rloo_pipeline.commands.trl_script import TrlScript
@@ -86,7 +86,7 @@ def data(script: TrlScript, train: ast.expr, held_out: ast.expr | None) -> str:
         text = text.replace('"""\n\n', '"""\n\nimport random\n', 1)
     for name, expression in parts.items():
         body = "\n".join(_source(script, statement) for statement in loading[name])
-        result = f"return [dict(row) for row in {_source(script, expression)}]"
+        result = f"return list(map(dict, {_source(script, expression)}))"
         text += f"\n\ndef {name}():\n" + textwrap.indent(f"{body}\n{result}".strip(), "    ") + "\n"
     return text + ("\n" + HELD_OUT if held_out is None else "") + COUNTS
 
@@ -113,8 +113,8 @@ def _closure(script: TrlScript, names: Iterable[tuple[str, int]]) -> list[ast.st
             if is_above and id(statement) not in chosen:
                 chosen[id(statement)] = statement
                 waiting += _names(statement, binding.value is None and len(script.text))
-        for statement in script.statements:  # frame.columns = …
-            if id(statement) not in chosen and statement.lineno < before and _mutated_name(statement) == name:
+        for statement in script.statements:
+            if id(statement) not in chosen and statement.lineno < before and name in _mutated_names(statement):
                 chosen[id(statement)] = statement
                 waiting += _names(statement)
     inner = (part for statement in chosen.values() for part in ast.walk(statement) if isinstance(part, ast.stmt))
@@ -128,14 +128,19 @@ def _names(node: ast.AST, before: int | bool = False) -> list[tuple[str, int]]:
     return [(name, line) for name in free_names(node)]
 
 
-def _mutated_name(statement: ast.stmt) -> str | None:
-    """The name whose object a statement such as `name.attribute = …` or `name[key] = …` changes."""
-    place = statement.targets[0] if isinstance(statement, ast.Assign) else None
-    if not isinstance(place, ast.Attribute | ast.Subscript):
-        return None
-    while isinstance(place, ast.Attribute | ast.Subscript):
-        place = place.value
-    return getattr(place, "id", None)
+def _mutated_names(statement: ast.stmt) -> Iterator[str]:
+    """Names whose objects a statement changes: `name.attribute = …`, `name[key] = …`, or `name.append(…)`, also in a
+    loop.
+    """
+    for node in ast.walk(statement):
+        changed = node.targets if isinstance(node, ast.Assign) else []
+        if isinstance(node, ast.Call) and name_of(node.func) in ("append", "extend", "sort"):
+            changed = [node.func]
+        for place in changed:
+            while isinstance(place, ast.Attribute | ast.Subscript):
+                place = place.value
+                if isinstance(place, ast.Name):
+                    yield place.id
 
 
 def _loading(statements: list[ast.stmt]) -> list[ast.stmt]:
@@ -211,7 +216,10 @@ class _Filled(ast.NodeTransformer):
         return self.generic_visit(node) if is_own or not self.script.is_parsed(node.value) else self._written(node)
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        """Replaces a parameter by its value."""
+        """Replaces a parameter by its value, and `__file__` by the script's path."""
+        if node.id == "__file__":
+            self.has_changed = True
+            return ast.Constant(str(self.script.path.resolve()))
         found = self.script.binding(node.id, node.lineno)
         if node.id in self.own or not isinstance(node.ctx, ast.Load) or found is None:
             return node

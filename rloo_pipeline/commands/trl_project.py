@@ -125,7 +125,9 @@ class TrlProject(TrlModel):
         if shown_eval is None:
             held_out = None
         elif isinstance(shown_eval, ast.IfExp):
-            held_out = shown_eval.body
+            branches = shown_eval.body, shown_eval.orelse
+            shown = [branch for branch in branches if ast.unparse(branch) != "None"]
+            held_out = shown[0] if len(shown) == 1 else held_out  # a project has held-out rows even if TRL skips them
         if isinstance(shown_eval, ast.Dict):
             raise UserError(
                 self.script.at(shown_eval, "eval_dataset: a project has one held-out set; name one of these")

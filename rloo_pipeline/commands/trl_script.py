@@ -90,7 +90,7 @@ class TrlScript(ScriptValues):
             }
             found |= {name: value for name, value in self.options.items() if name not in others}
         else:
-            raise UserError(self.at(node, "the options are not in a call of RLOOConfig or GRPOConfig in this file"))
+            raise UserError(self.at(node, f"write the call of {self.kind}Config here; the script does not show it"))
         for place, value in self.assigned(ast.Attribute):  # config.beta = 0.1
             if self._is_same(place.value, node, target):
                 found[place.attr] = value

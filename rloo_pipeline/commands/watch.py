@@ -127,7 +127,7 @@ def _why_no_round(run: Path) -> str:
     """Explains why no round is done, with failed checks of policy 0 and their advice."""
     file = run / "warmstart" / "checks.failed.json"
     if not file.exists():
-        return "no round is done yet"
+        return run_files.why_no_round(run)
     failed = [check for check in read_artifact(file)["checks"] if check["verdict"] == "fail" and not check["accepted"]]
     lines = [f"{check['name']}: {check['shown']}; {check['advice']}" for check in failed]
     return "\n".join(["policy 0 did not pass its checks, so the first update has not begun:", *lines])

@@ -15,8 +15,24 @@ KEYS_OF_OTHER_SYSTEMS = {
     "model_name_or_path": "the model is model.name_or_path",
     "run_name": "the name of a run is `run`",
     "output_dir": "all files of a run are in results/<run>/, where `run` is its name",
-    **dict.fromkeys(("max_steps", "num_train_epochs", "epochs"), "the length of a run is `rounds`"),
-    "batch_size": "rollout.generation_batch_size is the number of completions of a round",
+    **dict.fromkeys(("max_steps", "num_train_epochs", "total_epochs", "epochs"), "the length of a run is `rounds`"),
+    **dict.fromkeys(
+        ("batch_size", "train_batch_size", "rollout_batch_size"),
+        "rollout.generation_batch_size is the number of completions of a round",
+    ),
+    **dict.fromkeys(
+        ("n", "rloo_k", "n_samples_per_prompt"), "the number of completions of a prompt is rollout.num_generations"
+    ),
+    **dict.fromkeys(
+        ("max_new_tokens", "max_response_length", "response_length"),
+        "the longest completion is rollout.max_completion_length",
+    ),
+    **dict.fromkeys(("kl_coef", "kl_loss_coef", "init_kl_coef"), "the KL coefficient is algorithm.beta"),
+    **dict.fromkeys(("clip_ratio", "cliprange", "eps_clip"), "the clip range is algorithm.epsilon"),
+    **dict.fromkeys(("adv_estimator", "advantage_estimator"), "the estimator is algorithm.advantage"),
+    "grad_clip": "the limit of the gradient's norm is update.max_grad_norm",
+    "tensor_model_parallel_size": "the number of GPUs of an engine is vllm.tensor_parallel_size",
+    "logger": "trackers are report_to",
     "per_device_train_batch_size": "deepspeed.max_tokens_per_micro_batch bounds the tokens of one forward pass",
     "gradient_accumulation_steps": "deepspeed.max_tokens_per_micro_batch bounds the tokens of one forward pass",
     **dict.fromkeys(("bf16", "fp16"), "the number format is model.dtype"),
@@ -25,8 +41,10 @@ KEYS_OF_OTHER_SYSTEMS = {
     "scale_rewards": "algorithm.advantage: grpo divides by the standard deviation of the group, dr_grpo does not",
     "num_generations_eval": "completions of a held-out prompt are evaluation.num_generations",
     "eval_steps": "evaluation.every is the number of rounds between evaluations",
-    "save_steps": "keep_every is the number of rounds between policies that are kept",
-    "save_total_limit": "keep_every is the number of rounds between policies that are kept",
+    **dict.fromkeys(
+        ("save_steps", "save_freq", "save_total_limit"),
+        "keep_every is the number of rounds between policies that are kept",
+    ),
     "reward_funcs": "reward functions are the list `rewards`, each with a key `function`",
     "reward_weights": "weights are rewards[].weight",
     "train_dataset": "the training rows are dataset.train",
@@ -35,9 +53,9 @@ KEYS_OF_OTHER_SYSTEMS = {
     "modules_to_save": "vLLM serves adapters of layers alone, no module that is trained as a whole beside them",
     "lmbda": "algorithm.teacher trains on the student's samples alone; demonstrations come first, in warmstart.sft",
     "loss_top_k": "the number of tokens of a teacher's distribution is algorithm.teacher.top_k",
-    "lr": "the learning rate is update.learning_rate",
+    **dict.fromkeys(("lr", "actor_learning_rate"), "the learning rate is update.learning_rate"),
 }
-"""Keys of TRL, transformers and others, and what they are called here."""
+"""Keys of TRL, verl, OpenRLHF and others, and what they are called here."""
 
 
 def checked(section: type[S], raw: Any, origin: str) -> S:
@@ -106,18 +124,18 @@ def _follow(location: tuple[int | str, ...], whole: type[Section]) -> tuple[list
 
 
 def _suggestion(section: type[Section] | None, unknown: str) -> str:
-    """Suggests a known key for an unknown one: a similar key of the section, the same key of another section, or a less
-    similar key of the section; in this order.
+    """Suggests a known key for an unknown one: by its meaning in other systems, a similar key of the section, the same
+    key of another section, or a less similar key of the section; in this order.
     """
     if ":" in unknown:
         return "; YAML needs a space after the colon"
+    if unknown in KEYS_OF_OTHER_SYSTEMS:
+        return f"; {KEYS_OF_OTHER_SYSTEMS[unknown]}"
     fields = list(section.model_fields) if section else []
     return did_you_mean(unknown, fields, 0.8) or _in_other_section(section, unknown) or did_you_mean(unknown, fields)
 
 
 def _in_other_section(section: type[Section] | None, unknown: str) -> str:
-    if unknown in KEYS_OF_OTHER_SYSTEMS:
-        return f"; {KEYS_OF_OTHER_SYSTEMS[unknown]}"
     models = {name: section_in(field.annotation) for name, field in Config.model_fields.items()}
     others = {name: model for name, model in models.items() if model and model is not section}
     holders = [name for name, model in others.items() if unknown in model.model_fields]

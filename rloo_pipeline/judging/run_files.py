@@ -137,6 +137,13 @@ def read(folder: Path, config: Config | None = None) -> RunFiles:
     return RunFiles(folder, config, metrics_until(folder, _rounds_of_training(folder, config.rounds)))
 
 
+def why_no_round(folder: Path) -> str:
+    """Explains why `read` finds no round of a run."""
+    if metrics_of(folder, 1).exists():
+        return "round 1 is older than its inputs, so it would run again; if the run was copied, call `rloo adopt` first"
+    return "no round is done yet"
+
+
 def stopped_after(folder: Path) -> int | None:
     """The round after which a gate ended the run; None if none did."""
     try:

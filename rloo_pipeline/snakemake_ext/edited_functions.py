@@ -58,7 +58,7 @@ class EditedFunctions:
         except UserError as error:
             if not self._keeps:
                 raise UserError(f"{error}; to go on with the copy in {self._relative}, {KEEP}") from None
-            self.edited = [os.path.relpath(file) for file in before if not file.is_file()]
+            self.edited = [os.path.relpath(file) for file in before if not frozen_functions.exists(file)]
             return
         changed = sorted(file for file in before.keys() | now.keys() if before.get(file) != now.get(file))
         self.edited = [os.path.relpath(file) for file in changed]

@@ -36,7 +36,7 @@ def track(run: Path, to: Sequence[str] | None, round_: int | None, earlier: Path
         last = trackers.with_accuracy(run, round_, last)
     history = trackers.history_of(run, config, last)
     if not names or not history.points:
-        lacks = "no round is done yet" if names else "report_to names no tracker; name one with --to"
+        lacks = run_files.why_no_round(run) if names else "report_to names no tracker; name one with --to"
         raise UserError(f"{run}: {lacks}")
     digest, sent = history.digest(len(history.points)), dict[str, dict[str, str]]()
     previous = read_artifact(earlier)["sent"] if earlier else {}

@@ -101,6 +101,10 @@ def test_a_copy_that_was_edited_is_refused(tmp_path) -> None:
         function_copies.use(folder.parent)
 
 
+def test_a_file_that_cannot_be_looked_at_does_not_exist() -> None:
+    assert not frozen_functions.exists(Path("f" * 300))
+
+
 def test_functions_of_this_package_and_of_libraries_are_not_copied() -> None:
     for function in ("rloo_pipeline.rewards.answer:exact_answer_reward", "trl.rewards:accuracy_reward"):
         assert not freeze(function).exists()

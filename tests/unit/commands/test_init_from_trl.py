@@ -696,6 +696,26 @@ def test_rows_that_a_function_of_the_script_loads_are_read_in_a_function_too(mon
     assert len(load_function("data.py:train")()) == 4
 
 
+def test_rows_that_a_loop_collects_and_a_condition_chooses_are_those_of_the_script(monkeypatch) -> None:
+    Path("train.jsonl").write_text("".join(f'{{"prompt": "{n}"}}\n' for n in range(5)))
+    collects = """rows = []
+with open(os.path.join(os.path.dirname(__file__), "train.jsonl")) as file:
+    for line in file:
+        rows.append(json.loads(line))
+rows = Dataset.from_list(rows)
+"""
+    script = SMALL.format(options="").replace('load_dataset("org/data", split="train")', "rows if full else rows[:2]")
+    held_out = 'None if os.environ.get("FAST") else rows.select(range(3))'
+    project(
+        "import json, os\nfrom datasets import Dataset\nfull = True\n"
+        + script.replace("RLOOTrainer(", collects + "RLOOTrainer(").replace(
+            'load_dataset("org/data", "main", split="test")', held_out
+        )
+    )
+    monkeypatch.chdir("project")
+    assert [len(load_function(f"data.py:{name}")()) for name in ("train", "held_out")] == [5, 3]
+
+
 def test_a_random_split_that_has_no_seed_gets_one(monkeypatch) -> None:
     Path("train.jsonl").write_text("".join(f'{{"prompt": "{n}"}}\n' for n in range(40)))
     makes = 'rows = load_dataset("json", data_files="train.jsonl", split="train").shuffle()\n'

@@ -49,6 +49,8 @@ def message_of(folder: Path, text: str) -> str:
         ("{beta: 0.05", "{loss_type: dapo", "unknown key 'algorithm.loss_type'; algorithm.preset names an algorithm"),
         ("seed: 1", "learning_rate: 1", ": unknown key 'learning_rate'; did you mean 'reward_model.learning_rate' or"),
         ("max_prompt_length", "max_promt_length", "did you mean 'max_prompt_length'?"),
+        ("beta:", "kl_coef:", "the KL coefficient is algorithm.beta"),
+        ("{beta: 0.05", "{clip_ratio: 0.05", "the clip range is algorithm.epsilon"),
         (
             "max_prompt_length",
             "max_completion_length",

@@ -1,5 +1,6 @@
 """Every symptom shows in a run that has it, and not in a nearly identical healthy run."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -348,6 +349,9 @@ def test_the_table_shows_a_run_in_flight(tmp_path) -> None:
     assert "KL explosion" in output
     assert "KL 0.6 nats per token" in output
     assert "update of round 13: torch.OutOfMemoryError" in output
+    write_json(run / "prompts" / "counts.json", {})  # newer than the rounds, as in a copy without times
+    os.utime(run / "prompts" / "counts.json", (2e9, 2e9))
+    assert "if the run was copied, call `rloo adopt` first" in printed_for(run)
     (tmp_path / "study" / "plain" / "0").mkdir(parents=True)
     for file in ("experiment.yaml", "plain/0/config.yaml"):
         (tmp_path / "study" / file).write_text("")
