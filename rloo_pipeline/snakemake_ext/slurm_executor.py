@@ -65,8 +65,8 @@ QUEUE_FULL = re.compile(r"(?:QOS|Assoc)(?:Max|Grp)Submit\w+")
 """sbatch errors while the user, account or QOS has as many jobs in the queue as SLURM allows."""
 REMIND = 1800.0
 """Seconds between two messages that the queue is full."""
-REFUSED = re.compile(r"sbatch: (?:error|fatal): (.+?)(?:'\.)?$", re.MULTILINE)
-"""A line of sbatch about a job that it refuses."""
+REFUSED = re.compile(r"(?:sbatch: (?:error|fatal): |: (?=The --\S+ option ))(.+?)(?:'\.)?$", re.MULTILINE)
+"""A line of sbatch about a job that it refuses, or of the plugin about an option in `slurm_extra`."""
 LOG_NAME = "%A_%a.log"
 """Log file name of an array task."""
 

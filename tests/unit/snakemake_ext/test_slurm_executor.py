@@ -182,6 +182,13 @@ def test_a_job_that_slurm_refuses_ends_the_run_with_slurms_sentence(monkeypatch)
     )
     assert "command" not in message
 
+    job = SimpleNamespace(name="score", rule=SimpleNamespace(restart_times=2))
+    with pytest.raises(WorkflowError) as error:
+        plugin.validate_slurm_extra(SimpleNamespace(resources=SimpleNamespace(slurm_extra="--mem=0")))
+    executor._submission_failed([job], error.value)
+    assert job.rule.restart_times == 0
+    assert executor.calls[-1][0].startswith("SLURM refuses the job: The --mem")
+
 
 @pytest.mark.parametrize(
     ("error", "again"),
