@@ -70,6 +70,8 @@ def _sbatch_option(text: str) -> tuple[str, Any]:
     match = re.fullmatch(r"(?:--)?([a-z][a-z-]*)(?:=(.*))?", text)
     if not match:
         raise UserError(f"--sbatch {text}: write it as KEY=VALUE, such as partition=gpu")
+    if match[1] in ("array", "error", "output", "parsable", "test-only", "wait"):
+        raise UserError(f"--sbatch {text}: leave it out; a run is one job, and its log is in its folder")
     return match[1], True if match[2] is None else match[2]
 
 

@@ -57,7 +57,8 @@ def job(number: str) -> SlurmJob | None:
     for line in _run("squeue", "-h", "-t", "all", "-o", "%A|%T|%R|%L", "--job", number, ignored_error="Invalid job id"):
         job_id, state, reason, time_left = line.split("|", 3)
         if job_id == number and state not in ENDED:
-            return SlurmJob(state, reason.removeprefix("(").removesuffix(")"), time_left, _restarts(number))
+            restarts = int(_field(number, "Restarts", "0"))
+            return SlurmJob(state, reason.removeprefix("(").removesuffix(")"), time_left, restarts)
     return None
 
 
@@ -101,9 +102,18 @@ def cancel(number: str) -> None:
     _run("scancel", number)
 
 
-def _restarts(number: str) -> int:
+def preempting(number: str) -> bool:
+    """True if a running job is in the grace time before its preemption.
+
+    Raises:
+        UserError: SLURM does not answer.
+    """
+    return _field(number, "PreemptTime", "None") != "None"
+
+
+def _field(number: str, name: str, default: str) -> str:
     fields = " ".join(_run("scontrol", "-o", "show", "job", number, ignored_error="Invalid job id")).split()
-    return next((int(field.split("=")[1]) for field in fields if field.startswith("Restarts=")), 0)
+    return next((field.split("=")[1] for field in fields if field.startswith(f"{name}=")), default)
 
 
 def _run(*command: str, ignored_error: str = "\0", **environment: str) -> list[str]:

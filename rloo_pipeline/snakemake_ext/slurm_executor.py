@@ -34,7 +34,7 @@ import re
 import shlex
 import subprocess
 import time
-from collections import defaultdict
+from collections import ChainMap, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import suppress
@@ -65,8 +65,8 @@ QUEUE_FULL = re.compile(r"(?:QOS|Assoc)(?:Max|Grp)Submit\w+")
 """sbatch errors while the user, account or QOS has as many jobs in the queue as SLURM allows."""
 REMIND = 1800.0
 """Seconds between two messages that the queue is full."""
-REFUSED = re.compile(r"sbatch: (?:error|fatal): (.+?)(?:'\.)?$", re.MULTILINE)
-"""A line of sbatch about a job that it refuses."""
+REFUSED = re.compile(r"(?:sbatch: (?:error|fatal): |: (?=The --\S+ option ))(.+?)(?:'\.)?$", re.MULTILINE)
+"""A line of sbatch about a job that it refuses, or of the plugin about an option in `slurm_extra`."""
 LOG_NAME = "%A_%a.log"
 """Log file name of an array task."""
 
@@ -256,7 +256,7 @@ class Executor(plugin.Executor):  # type: ignore[misc]
 
     async def _ask(self) -> tuple[dict[str, str] | None, bool]:
         """The states of the run's jobs, by job id; None if SLURM did not answer. And True unless jobs that have ended
-        may be missing.
+        may be missing. sacct lags, and gives no reason why a job waits, so squeue is asked in any case, and is right.
         """
         name = f"--name {self.run_uuid}"
         commands = [f"squeue --array --states=all --noheader --format='%i|%T %r' {name}"]
@@ -264,12 +264,12 @@ class Executor(plugin.Executor):  # type: ignore[misc]
             start = f"{datetime.now() - timedelta(days=2):%Y-%m-%dT%H:00}"
             sacct = "sacct -X --parsable2 --noheader --format=JobID,State"
             commands.insert(0, f"{sacct} --starttime {start} --endtime now {name}")
+        answers = []
         for command in commands:
             async with self.status_rate_limiter:
-                states, _ = await job_status_query.query_job_status(command, self.logger)
-            if states is not None:
-                break
-        return states, command is commands[0]
+                answers.append((await job_status_query.query_job_status(command, self.logger))[0])
+        given = [states for states in answers if states is not None]
+        return dict(ChainMap(*reversed(given))) if given else None, answers[0] is not None
 
     def _status_program(self) -> str:
         """squeue or sacct, as the profile says, but sacct if squeue does not show ended jobs for long enough."""

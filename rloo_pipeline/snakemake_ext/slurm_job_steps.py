@@ -41,15 +41,17 @@ def requeue_preempted(call: SnakemakeCall) -> None:
     from snakemake.scheduling.job_scheduler import JobScheduler
 
     schedule: Any = JobScheduler.schedule
-    if call.main or "SLURM_STEP_ID" not in os.environ or schedule.__module__ == __name__:
+    if call.main or slurm.own_job() is None or schedule.__module__ == __name__:
         return
 
     def schedule_or_requeue(scheduler: Any) -> Any:
         succeeded = schedule(scheduler)
         restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
-        if not succeeded and scheduler._user_kill and restarts < MOST_RESTARTS:
+        if not succeeded and restarts < MOST_RESTARTS:
             with suppress(UserError):  # SLURM may not allow it
-                _requeue()
+                # the ranks of an update on several nodes are steps of their own, which end instead of this process
+                if scheduler._user_kill or slurm.preempting(os.environ["SLURM_JOB_ID"]):
+                    _requeue()
         return succeeded
 
     JobScheduler.schedule = schedule_or_requeue

@@ -14,14 +14,18 @@ BEYOND_LIMITS = re.compile(r"PartitionTimeLimit|MaxMemPerLimit|(?:QOS|Assoc)Max\
 NOT_ALLOWED = re.compile(r"InvalidAccount|InvalidQOS|AccountNotAllowed|QOSNotAllowed")
 """Pending reasons of jobs whose account or QOS may not be used."""
 BEYOND_LIMITS_FOR = 600.0
-"""Seconds for which such a reason is tolerated, since someone may be changing the partition."""
+"""Seconds for which such a reason is tolerated, since someone may be changing the partition, and other jobs end."""
 HELD_STATES = ("REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 HELD = re.compile(r"JobHeld\w*|JobHoldMaxRequeue|.*\bheld\b.*", re.IGNORECASE)
 """Pending reasons of jobs that wait until a person releases them, such as `launch failed requeued held`."""
+LIMITED = re.compile(r"(?:QOS|Assoc)(?:Max|Grp(?!\w*Min))\w+")
+"""Pending reasons of jobs that wait until others of their user, account or QOS end, or exceed such a limit alone."""
 BUDGET = re.compile(r"(?:QOS|Assoc)Grp\w*Min\w*")
 """Pending reasons of jobs whose account has used up its hours."""
-UNAVAILABLE = re.compile(r"BadConstraints|Partition(?:Config|Down|Inactive|NodeLimit)|ReqNodeNotAvail.*")
+UNAVAILABLE = re.compile(r"BadConstraints|Partition(?:Config|Down|Inactive|NodeLimit)|ReqNodeNotAvail.*|Nodes .*")
 """Pending reasons of jobs that wait for nodes that are down or do not exist."""
+PASSING = re.compile(rf"{LIMITED.pattern}|Nodes .*")
+"""Pending reasons that often pass, so that they are only told after BEYOND_LIMITS_FOR."""
 FAILED = {
     "DEADLINE": "",
     "FAILED": "",
@@ -90,11 +94,14 @@ class JobStates:
                 return Verdict(Outcome.ACTIVE)
             return Verdict(Outcome.FAILED, f"ended as {state} and was not put back into the queue")
         self._leaving.pop(job, None)
-        if state == "PENDING" and (never := _never_starts(reason)):
+        never = _never_starts(reason)
+        if state == "PENDING" and (never or PASSING.fullmatch(reason)):
             if now - self._beyond.setdefault(job, now) < BEYOND_LIMITS_FOR:
                 return Verdict(Outcome.ACTIVE)
-            return Verdict(Outcome.NEVER, never)
-        self._beyond.pop(job, None)
+            if never:
+                return Verdict(Outcome.NEVER, never)
+        else:
+            self._beyond.pop(job, None)
         if state in HELD_STATES or state == "PENDING":
             return Verdict(Outcome.ACTIVE, self._once(job, state, reason))
         if state == "COMPLETED":
@@ -106,11 +113,12 @@ class JobStates:
         return Verdict(Outcome.ACTIVE)
 
     def _once(self, job: str, state: str, reason: str) -> str:
-        """Why a job waits, if a person has to know; empty after the first time."""
+        """Why a job waits, if a person has to know; empty after the first time, also of another task of its array."""
         why = _waits_for_a_person(job, state, reason)
-        if not why or (job, why) in self._told:
+        key = job.partition("_")[0], why
+        if not why or key in self._told:
             return ""
-        self._told.add((job, why))
+        self._told.add(key)
         return why
 
 
@@ -134,6 +142,9 @@ def _waits_for_a_person(job: str, state: str, reason: str) -> str:
         return f"is held ({why}): `scontrol release {job}` lets it start, `scancel {job}` ends the run"
     if BUDGET.fullmatch(reason):
         return f"waits because the account's hours are used up ({reason}): another account, or the next period, helps"
+    if LIMITED.fullmatch(reason):
+        remedy = "if there are none, set its resources, slurm_account or qos in the profile, and start the run again"
+        return f"waits until other jobs of its user, account or QOS end ({reason}); {remedy}"
     if UNAVAILABLE.fullmatch(reason):
         return f"waits for nodes that are down or that the cluster does not have ({reason}); `sinfo -R` says more"
     return ""

@@ -27,6 +27,7 @@ def project(tmp_path) -> Path:
     [
         (("submit", "--time=60"), "rloo submit: error: no srun on the PATH"),
         (("submit", "--time=60", "--sbatch=Partition gpu"), "write it as KEY=VALUE"),
+        (("submit", "--time=60", "--sbatch=array=1-3"), "--sbatch array=1-3: leave it out; a run is one job"),
         (("submit", "--time=60", "--config", "mine.yaml"), "mine.yaml: --config takes KEY=VALUE; name a file before"),
         (("status", "mini"), "nothing was submitted from here; submit it with `rloo submit`"),
         (("cancel", "mini"), "nothing was submitted from here; submit it with `rloo submit`"),

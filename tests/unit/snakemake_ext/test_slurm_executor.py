@@ -182,6 +182,13 @@ def test_a_job_that_slurm_refuses_ends_the_run_with_slurms_sentence(monkeypatch)
     )
     assert "command" not in message
 
+    job = SimpleNamespace(name="score", rule=SimpleNamespace(restart_times=2))
+    with pytest.raises(WorkflowError) as error:
+        plugin.validate_slurm_extra(SimpleNamespace(resources=SimpleNamespace(slurm_extra="--mem=0")))
+    executor._submission_failed([job], error.value)
+    assert job.rule.restart_times == 0
+    assert executor.calls[-1][0].startswith("SLURM refuses the job: The --mem")
+
 
 @pytest.mark.parametrize(
     ("error", "again"),
@@ -272,21 +279,26 @@ def test_in_a_job_the_name_of_the_clusters_configuration_stays(monkeypatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("state", "killed", "restarts", "requeued"),
+    ("state", "killed", "preempted", "restarts", "requeued"),
     [
-        ("RUNNING", "graceful", 1, True),
-        ("RUNNING", "graceful", slurm_job_steps.MOST_RESTARTS, False),
-        ("COMPLETING", "graceful", 1, False),
-        ("RUNNING", None, 1, False),
+        ("RUNNING", "graceful", "None", 1, True),
+        ("RUNNING", "graceful", "None", slurm_job_steps.MOST_RESTARTS, False),
+        ("COMPLETING", "graceful", "None", 1, False),
+        ("RUNNING", None, "None", 1, False),
+        ("RUNNING", None, "2026-01-01T00:00:00", 1, True),
+        ("COMPLETING", None, "2026-01-01T00:00:00", 1, False),
     ],
 )
 def test_a_job_whose_stage_ends_in_the_grace_time_of_a_preemption_is_put_back(
-    monkeypatch, tmp_path, state, killed, restarts, requeued
+    monkeypatch, tmp_path, state, killed, preempted, restarts, requeued
 ) -> None:
-    """Not one that is cancelled, out of time, whose stage fails, or that something ends each time."""
+    """Also if SIGTERM ended only its ranks, on several nodes.
+
+    Not one that is cancelled, out of time, whose stage fails, or that something ends each time.
+    """
     executable(tmp_path, "squeue", f"echo '7|{state}|node1|1:00'")
-    executable(tmp_path, "scontrol", f'echo "$*" >>{tmp_path}/asked')
-    environment = {"SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2"}
+    executable(tmp_path, "scontrol", f'echo "$*" >>{tmp_path}/asked; echo "JobId=7 PreemptTime={preempted}"')
+    environment = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2"}
     environment |= {"SLURM_RESTART_COUNT": str(restarts), "PATH": f"{tmp_path}:/usr/bin:/bin"}
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -334,6 +346,26 @@ def test_squeue_is_asked_while_sacct_does_not_answer(monkeypatch, tmp_path) -> N
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(executor, "_status_program", lambda: "sacct")
     assert asyncio.run(Executor._ask(executor)) == ({"7": "COMPLETED None"}, False)
+
+
+@pytest.mark.parametrize(
+    ("sacct", "states"),
+    [
+        ("", {"7_1": "RUNNING None", "7_2": "PENDING QOSMaxGRESPerUser"}),
+        ("6|COMPLETED\n7_1|PENDING", {"6": "COMPLETED", "7_1": "RUNNING None", "7_2": "PENDING QOSMaxGRESPerUser"}),
+    ],
+)
+def test_jobs_in_the_queue_are_as_squeue_shows_them_and_others_as_sacct_does(
+    monkeypatch, tmp_path, sacct, states
+) -> None:
+    """While SLURM's database lags, a job that runs would count as lost, and a second one would do its work."""
+    executor = Jobs([])
+    executor.status_rate_limiter = nullcontext()
+    executable(tmp_path, "sacct", f"printf '{sacct}'")
+    executable(tmp_path, "squeue", "printf '7_1|RUNNING None\n7_2|PENDING QOSMaxGRESPerUser\n'")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(executor, "_status_program", lambda: "sacct")
+    assert asyncio.run(Executor._ask(executor)) == (states, True)
 
 
 @pytest.mark.parametrize(

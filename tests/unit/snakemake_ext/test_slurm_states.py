@@ -96,8 +96,6 @@ def test_a_job_beyond_a_limit_of_jobs_ends_the_run_with_the_reason(reason, words
         ("PENDING ReqNodeNotAvail, UnavailableNodes:n1", "sinfo -R"),
         ("PENDING Priority", ""),
         ("PENDING Resources", ""),
-        ("PENDING QOSMaxJobsPerUserLimit", ""),
-        ("PENDING AssocGrpCpuLimit", ""),
         ("RUNNING None", ""),
     ],
 )
@@ -108,6 +106,25 @@ def test_why_a_job_waits_for_a_person_is_said_once(text, words) -> None:
     assert words in first.message
     assert bool(first.message) == bool(words)
     assert second.message == ""
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("QOSMaxJobsPerUserLimit", "user, account or QOS end (QOSMaxJobsPerUserLimit); if there are none"),
+        ("AssocGrpCpuLimit", "user, account or QOS end (AssocGrpCpuLimit); if there are none"),
+        ("Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions", "sinfo -R"),
+    ],
+)
+def test_a_job_that_waits_long_for_others_or_for_nodes_says_so_once(reason, words) -> None:
+    """It may exceed a limit of all jobs alone, or a controller's own job may be the only one that the limit allows."""
+    states, answer = JobStates(), {"7_[1-2]": f"PENDING {reason}"}
+    late = BEYOND_LIMITS_FOR
+    verdicts = [states.judge(job, answer, now) for now in (0, late, late + 1) for job in ("7_1", "7_2")]
+    assert {verdict.outcome for verdict in verdicts} == {Outcome.ACTIVE}
+    said = [verdict.message for verdict in verdicts]
+    assert words in said.pop(2)
+    assert set(said) == {""}
 
 
 def test_a_job_that_slurm_no_longer_lists_has_failed_after_a_while() -> None:
