@@ -59,7 +59,7 @@ def checks(
         policy: the policy, or the base model.
         probed: the probe of the policy.
         output: checks.json.
-        reward_model: checks.json of the stage `reward_model`, if the run has one.
+        reward_model: checks.json of the run's own reward model, if it has one.
 
     Raises:
         RefusedPolicyError: a check fails and is not accepted.
