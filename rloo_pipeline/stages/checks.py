@@ -56,7 +56,7 @@ def checks(
         config: the stage's configuration.
         assets: folder that `stage-assets` wrote, for the demonstrations.
         prompts: folder that the stage `prompts` wrote.
-        policy: the policy, or the base model.
+        policy: policy 0.
         probed: the probe of the policy.
         output: checks.json.
         reward_model: checks.json of the run's own reward model, if it has one.
