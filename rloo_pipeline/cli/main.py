@@ -8,7 +8,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from rloo_pipeline.artifacts import fence
-from rloo_pipeline.cli import after_run, before_run, during_run, evaluation_stages, prepare_stages, round_stages
+from rloo_pipeline.cli import after_run, before_run, during_run, stages
 from rloo_pipeline.cli.command import Command, RlooParser, option
 from rloo_pipeline.cluster import nodes
 from rloo_pipeline.errors import UserError, explain
@@ -76,7 +76,7 @@ GROUPS = {
     "before a run": before_run.COMMANDS,
     "during a run": during_run.COMMANDS,
     "after a run": after_run.COMMANDS,
-    STAGES: (*prepare_stages.COMMANDS, *round_stages.COMMANDS, *evaluation_stages.COMMANDS, WORKER, HOST),
+    STAGES: (*stages.COMMANDS, WORKER, HOST),
 }
 """Headings in `rloo --help`, and the commands under each."""
 

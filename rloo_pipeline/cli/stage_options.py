@@ -9,10 +9,11 @@ from typing import Any
 from rloo_pipeline.artifacts import assets, fence, function_copies, lineage
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.cli.command import CONFIG, Command, Option, call, command, option
+from rloo_pipeline.cli.stage_signature import options_of
 from rloo_pipeline.cluster import nodes
 from rloo_pipeline.config import Config, Rollout
 from rloo_pipeline.config.loading import load
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import RefusedPolicyError, UserError
 from rloo_pipeline.runtime import environment, gpu_claims, ranks, reproducible
 from rloo_pipeline.workers import engine_cache, gpu_shares
 
@@ -29,13 +30,15 @@ def stage(
     Args:
         name: name of the stage.
         about: one sentence for the help.
-        options: options other than `--config` and `--output`.
+        options: options that the signature of its function does not give, or that replace those that it gives; with
+            `run`, all but `--config` and `--output`.
         run: imports and calls the stage's function. By default, calls the function of the same name in `stages/` with
-            the configuration and the options as keyword arguments.
+            the configuration and the options that it takes as keyword arguments.
     """
     function = name.replace("-", "_")
-    # REWARD_MODEL is not passed on: it changes the configuration
-    taken = [one for one in (*options, OUTPUT) if one is not REWARD_MODEL]
+    given = {one.name: one for one in ([OUTPUT] if run else options_of(name))}
+    all_options = given | {one.name: one for one in options}
+    taken = [all_options[name] for name in given]
 
     def start(arguments: argparse.Namespace) -> None:
         config = stage_config(arguments, name)
@@ -52,6 +55,12 @@ def stage(
                     run(config, arguments)
                 else:
                     call(f"rloo_pipeline.stages.{function}:{function}", taken, arguments, config)
+        except RefusedPolicyError:
+            from rloo_pipeline.stages.report_so_far import write_page
+
+            folder = arguments.output.absolute().parents[1]
+            write_page(whole_config(arguments).only("report"), folder, "about the failed checks")
+            raise
         except UserError:
             raise
         except Exception as error:
@@ -60,7 +69,7 @@ def stage(
             out_of_memory.refuse(error, gpu_shares.role_of(name), whole_config(arguments), _model_of(arguments))
             raise
 
-    return command(name, start, about, CONFIG, OUTPUT, *options)
+    return command(name, start, about, CONFIG, *all_options.values())
 
 
 def with_reward_model(config: Config, measured: Path | None) -> Config:
@@ -112,19 +121,8 @@ def path(name: str, about: str, **keywords: Any) -> Option:
     return option(f"--{name}", type=Path, required=True, help=about, **keywords)
 
 
-def optional(name: str, about: str) -> Option:
-    """Makes an option whose path a rule leaves empty in runs without such a file."""
-    return option(f"--{name}", type=Path, nargs="?", help=about)
-
-
 OUTPUT = path("output", "file or folder to write")
-ASSETS = path("assets", "folder that stage-assets wrote")
-PROMPTS = path("prompts", "folder that prompts wrote")
-POLICY = path("policy", "folder of a policy, or of `stage-assets` for the base model")
-IMAGES = optional("prompts", "folder that prompts wrote, in a run with images")
-CHECKS = optional("checks", "checks.json of the run, to prove that the sampler had the policy")
-REWARD_MODEL = optional("reward-model", "checks.json of the run's own reward model")
-SHARD = option("--shard", type=int, required=True, help="number of the shard, from 0")
+REWARD_MODEL = option("--reward-model", type=Path, nargs="?", help="checks.json of the run's own reward model")
 INPUTS = (
     *("assets", "prompts", "policy", "sampler", "start", "trainer", "rollouts", "scores", "reference", "teacher"),
     *("before", "after", "parts", "difficulty", "pass_rates", "earlier", "probed", "completions"),

@@ -11,6 +11,7 @@ import yaml
 from rloo_pipeline.commands.trl_tables import REWARDS
 from rloo_pipeline.config.section import JSON
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.report.frame import templates_of
 
 MODULE = re.compile(r"(?:.*/)?trl[./]scripts[./](rloo|grpo)(?:\.py)?")
 LAUNCH = re.compile(r"--(num[-_]processes|config[-_]file|nproc[-_]per[-_]node|nnodes|num_gpus|num_nodes)[ =](\S+)")
@@ -22,28 +23,6 @@ LAUNCHER = re.compile(r"(?:.*/)?(?:python[\d.]*|accelerate|torchrun|deepspeed|sr
 PROCESSES = {"single_gpu": 1} | dict.fromkeys(("multi_gpu", "fsdp1", "fsdp2", "zero1", "zero2", "zero3"), 8)
 """Number of processes of TRL's own configurations of accelerate."""
 OVERLONG = "get_soft_overlong_punishment"
-SCRIPT = """
-{imports}
-from datasets import concatenate_datasets, load_dataset
-from trl import {kind}Config, {kind}Trainer, ModelConfig, TrlParser, get_peft_config, get_quantization_config
-
-training_args, model_args = TrlParser(({kind}Config, ModelConfig)).parse_args_and_config()
-training_args.model_init_kwargs = dict(
-    revision=model_args.model_revision, dtype=model_args.dtype, **{model_init_kwargs}
-)
-{data}
-trainer = {kind}Trainer(
-    model=model_args.model_name_or_path,
-    reward_funcs=[{rewards}],
-    args=training_args,
-    train_dataset=dataset[{train!r}],
-    eval_dataset={held_out},
-    quantization_config=get_quantization_config(model_args),
-    peft_config=get_peft_config(model_args),
-)
-trainer.train()
-"""
-"""As trl/scripts/rloo.py and grpo.py do."""
 
 
 def split(words: list[str]) -> tuple[str, list[str]] | None:
@@ -102,23 +81,26 @@ def script(kind: str, options: JSON) -> str:
     if count := _number_of_processes(options):
         options["num_processes"] = count
     has_eval = options.get("eval_strategy", "no") not in ("no", False)
-    mixture = options.pop("datasets", None)
+    mixture, test_size = options.pop("datasets", None) or [], None
     train, held_out = (options.pop(f"dataset_{part}_split", part) for part in ("train", "test"))
     name, config = options.pop("dataset_name", None), options.pop("dataset_config", None)
     if mixture:
         (train, held_out), has_eval = ("train", "test"), has_eval and "test_split_size" in options
-        data = _mixture(mixture, options.pop("test_split_size", None))
-    elif name:
-        data = f"dataset = load_dataset({name!r}{f', {config!r}' if config else ''})"
-    else:
+        test_size = options.pop("test_split_size", None)
+    elif not name:
         raise UserError(f"trl {kind.lower()}: give the option dataset_name, or datasets in its file")
-    return SCRIPT.format(
+    fractions = [part["fraction"] for part in mixture if part.get("fraction") is not None]
+    template = templates_of("rloo_pipeline.commands").get_template("trl_script.py.j2")
+    return template.render(
         kind=kind,
         imports=imports,
-        data=data,
+        dataset=f"{name!r}, {config!r}" if config else repr(name),
+        parts=[_loaded(part) for part in mixture],
+        shares=[fraction / sum(fractions) for fraction in fractions],
+        test_size=test_size,
         rewards=rewards,
         model_init_kwargs=options.pop("model_init_kwargs", None) or {},
-        train=train,
+        train=repr(train),
         held_out=f"dataset[{held_out!r}]" if has_eval else None,
     )
 
@@ -156,24 +138,12 @@ def _rewards(options: JSON) -> tuple[str, str]:
     return ", ".join(elements), "\n".join(imports)
 
 
-def _mixture(parts: Sequence[JSON], test_size: float | None) -> str:
-    """The lines that load a mixture, as `trl.get_dataset` does."""
-    loaded = []
-    for part in parts:
-        given = {"split": "train"} | {key: value for key, value in part.items() if value is not None}
-        columns, _ = given.pop("columns", None), given.pop("fraction", None)
-        arguments = ", ".join(f"{key}={value!r}" for key, value in given.items())
-        loaded.append(f"load_dataset({arguments}){f'.select_columns({columns!r})' if columns else ''}")
-    lines = [f"parts = [{', '.join(loaded)}]"]
-    if fractions := [part["fraction"] for part in parts if part.get("fraction") is not None]:
-        lines += [
-            f"shares = {[fraction / sum(fractions) for fraction in fractions]}",
-            "total = min(len(part) / share for part, share in zip(parts, shares) if share > 0)",
-            "parts = [part.select(range(round(share * total))) for part, share in zip(parts, shares)]",
-        ]
-    whole = "concatenate_datasets(parts)"
-    split_ = f"{whole}.train_test_split(test_size={test_size})" if test_size is not None else f"dict(train={whole})"
-    return "\n".join([*lines, f"dataset = {split_}"])
+def _loaded(part: JSON) -> str:
+    """The call that loads a part of a mixture, as in `trl.get_dataset`."""
+    given = {"split": "train"} | {key: value for key, value in part.items() if value is not None}
+    columns, _ = given.pop("columns", None), given.pop("fraction", None)
+    arguments = ", ".join(f"{key}={value!r}" for key, value in given.items())
+    return f"load_dataset({arguments}){f'.select_columns({columns!r})' if columns else ''}"
 
 
 def option_values(words: Sequence[str]) -> dict[str, Any]:

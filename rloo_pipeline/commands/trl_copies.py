@@ -14,35 +14,12 @@ from rloo_pipeline.commands.trl_script import TrlScript
 from rloo_pipeline.commands.trl_syntax import bound, free_names, name_of, own_names
 from rloo_pipeline.commands.trl_values import UnknownValueError
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.report.frame import templates_of
 
 LOADERS = ("load_dataset", "load_from_disk", "from_list", "from_dict", "from_generator", "from_pandas", "from_json")
 """Functions of `datasets` that read rows. Statements that depend on them stay inside a function."""
 OWN = {"train", "held_out", "rows", "_split"}
 """Names of the functions in data.py. Variables inside them may have these names too."""
-HELD_OUT = '''
-HELD_OUT_SHARE, MOST_HELD_OUT = 0.2, 500
-
-
-def train():
-    """Training rows."""
-    return _split()[0]
-
-
-def held_out():
-    """Held-out rows: a fifth, drawn at random but always the same, since the script has no eval_dataset."""
-    return _split()[1]
-
-
-def _split():
-    data = rows()
-    held = set(random.Random(0).sample(range(len(data)), min(MOST_HELD_OUT, round(len(data) * HELD_OUT_SHARE) or 1)))
-    return [row for i, row in enumerate(data) if i not in held], [row for i, row in enumerate(data) if i in held]
-'''
-COUNTS = """
-
-if __name__ == "__main__":  # where there is internet: it fetches the data, which the stages read offline
-    print(len(train()), "training rows,", len(held_out()), "held-out rows")
-"""
 
 
 def functions(script: TrlScript, names: Mapping[str, ast.expr | None]) -> str:
@@ -84,11 +61,17 @@ def data(script: TrlScript, train: ast.expr, held_out: ast.expr | None) -> str:
     text = _module(script, "Data", above)
     if held_out is None:
         text = text.replace('"""\n\n', '"""\n\nimport random\n', 1)
-    for name, expression in parts.items():
-        body = "\n".join(_source(script, statement) for statement in loading[name])
-        result = f"return list(map(dict, {_source(script, expression)}))"
-        text += f"\n\ndef {name}():\n" + textwrap.indent(f"{body}\n{result}".strip(), "    ") + "\n"
-    return text + ("\n" + HELD_OUT if held_out is None else "") + COUNTS
+    bodies = {
+        name: "\n".join(
+            [
+                *(_source(script, statement) for statement in loading[name]),
+                f"return list(map(dict, {_source(script, expression)}))",
+            ]
+        )
+        for name, expression in parts.items()
+    }
+    templates = templates_of("rloo_pipeline.commands", keep_trailing_newline=True)
+    return templates.get_template("trl_data.py.j2").render(above=text, functions=bodies)
 
 
 def _closure(script: TrlScript, names: Iterable[tuple[str, int]]) -> list[ast.stmt]:

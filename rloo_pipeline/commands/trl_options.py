@@ -52,7 +52,7 @@ class Translation:
                 kwargs = dict(json.loads(kwargs))
             except (ValueError, TypeError) as error:
                 raise UserError(f"generation_kwargs {kwargs}: not a JSON object ({error})") from error
-        options |= {name: value for name, value in kwargs.items() if name in tables.SAME["rollout"]}  # overridden
+        options |= {name: value for name, value in kwargs.items() if _samples(name)}  # overridden
         self.options = {**tables.BOTH, **tables.DEFAULTS[kind], **options}
         if self.options.get("top_k") == -1:  # -1 turns it off in vLLM, 0 does here
             self.options["top_k"] = 0
@@ -80,20 +80,15 @@ class Translation:
         self.rows.append(ArgumentRow(option, shown(self.options.get(option)) + origin, here, note))
 
     def _same(self) -> None:
-        for section, names in tables.SAME.items():
-            for name in names:
-                if name == "max_grad_norm" and not self.options.get(name, 1.0):  # off in transformers
-                    self.add(name, f"{section}.{name}", f"{NO_CLIPPING:g}: no clipping")
-                    self.keys[f"{section}.{name}"] = NO_CLIPPING
-                elif name in self.options:
-                    self._one(name, f"{section}.{name}")
+        for name, key in tables.KEYS.items():
+            if name == "max_grad_norm" and not self.options.get(name, 1.0):  # off in transformers
+                self.add(name, key, f"{NO_CLIPPING:g}: no clipping")
+                self.keys[key] = NO_CLIPPING
+            elif name in self.options:
+                self._one(name, key)
         for name in ("beta", "num_iterations"):  # for RLOO, the preset has TRL's defaults
             if name in self.given or self.kind == "GRPO":
                 self._one(name, f"algorithm.{name}")
-        for name, key in tables.RENAMED.items():
-            if name in self.options:
-                self._one(name, key)
-
         if self.options.get("max_prompt_length"):
             self._one("max_prompt_length", "dataset.max_prompt_length", "longer prompts are dropped, not cut")
         else:
@@ -287,21 +282,27 @@ class Translation:
                 self.add(option, "", "masks tokens, which needs algorithm.mismatch.correction")
             elif name == "do_sample" and value is False:
                 self.add(option, "", "completions are always sampled here")
-            elif key not in tables.SAME["rollout"] and value not in (None, False, tables.OFF.get(name, False)):
+            elif not _samples(key) and value not in (None, False, tables.OFF.get(name, False)):
                 self.add(option, "", note)
 
     def _rest(self) -> None:
         """Adds rows for options that have no key."""
         for name, value in self.given.items():
-            if name in self.read or name in tables.SILENT or name in tables.OF_MODEL:
+            if name in self.read or name in tables.OF_MODEL:
                 continue
-            if name in tables.HERE:
-                self.add(name, tables.HERE[name])
+            if name in tables.WITHOUT_KEY:
+                if tables.WITHOUT_KEY[name]:
+                    self.add(name, tables.WITHOUT_KEY[name])
             elif name == "fp16" and value:
                 self.keys["model.dtype"] = "float16"
                 self.add(name, "model.dtype", "float16")
             elif value not in (None, False, tables.OFF.get(name, False)):
                 self.add(name, "")
+
+
+def _samples(name: str) -> bool:
+    """True for a parameter of sampling with the same name on both sides."""
+    return tables.KEYS.get(name) == f"rollout.{name}"
 
 
 def shown(value: Any) -> str:

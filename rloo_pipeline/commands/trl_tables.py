@@ -1,6 +1,8 @@
 """Options of RLOOConfig and GRPOConfig in TRL 1.16: their defaults, and their counterparts here."""
 
+import csv
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rloo_pipeline.config.section import JSON
@@ -10,23 +12,14 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "GRPO": {"num_generations": 8, "beta": 0.0},
 }
 BOTH = {"max_completion_length": 512, "learning_rate": 1e-6, "lr_scheduler_type": "linear", "num_iterations": 1}
-SAME = {
-    "rollout": (*("num_generations", "max_completion_length", "temperature", "top_p", "top_k", "min_p"),),
-    "algorithm": (
-        *("epsilon", "epsilon_high", "delta", "normalize_advantages", "reward_clip_range"),
-        *("mask_truncated_completions", "top_entropy_quantile", "multi_objective_aggregation"),
-    ),
-    "update": ("learning_rate", "weight_decay", "max_grad_norm", "disable_dropout", "adam_epsilon", "torch_compile"),
-    "dataset": ("chat_template_kwargs",),
-    "model": ("trust_remote_code",),
-}
-"""Options with the same name and meaning on both sides, by section."""
-RENAMED = {
-    "num_generations_eval": "evaluation.num_generations",
-    "vllm_tensor_parallel_size": "vllm.tensor_parallel_size",
-    "seed": "seed",
-    "max_tool_calling_iterations": "rollout.max_tool_calling_iterations",
-}
+with Path(__file__).with_name("trl_options.csv").open(encoding="utf-8", newline="") as _file:
+    _ROWS = [tuple(row.values()) for row in csv.DictReader(_file)]
+KEYS = {option: key for option, key, _ in _ROWS if key}
+"""Options that are taken over unchanged, and the keys that they set."""
+WITHOUT_KEY = {option: instead for option, key, instead in _ROWS if not key}
+"""Options that need no key here, and what replaces them; nothing for those that change only speed, logs or storage, or
+that are read together with another option.
+"""
 SAMPLING = {"stop_strings": "stop", "min_new_tokens": "min_tokens"}
 """transformers' names of vLLM's sampling parameters."""
 OPTIMIZERS = {
@@ -62,37 +55,6 @@ CORRECTIONS = {
     "sequence_truncate": "sequence_tis",
     "sequence_mask": "sequence_mis",
 }
-HERE = {
-    "use_vllm": "vLLM always samples, in jobs of its own",
-    "gradient_checkpointing": "deepspeed.gradient_checkpointing: auto turns it on where it is needed",
-    "vllm_gpu_memory_utilization": "vllm.gpu_memory_utilization is 0.9: no trainer shares the GPU",
-    "save_steps": "keep_every: every policy is kept",
-    "report_to": "report_to: TensorBoard's files are always written; add wandb or mlflow",
-    "log_completions": "all completions are in rounds/*/rollouts/*.parquet",
-    "resume_from_checkpoint": "the same command again",
-    "deepspeed": "deepspeed.zero_stage, deepspeed.processes, deepspeed.config",
-    "push_to_hub": "`rloo export` writes a folder to upload",
-    "load_best_model_at_end": "select, with rows in dataset.dev",
-    "do_eval": "policy 0 and the last policy are always evaluated",
-    "eval_strategy": "evaluation.every, in rounds",
-    "per_device_eval_batch_size": "evaluations need no batch size",
-    "shuffle_dataset": "prompts are always drawn at random",
-    "remove_unused_columns": "reward functions get all columns",
-    "logging_steps": "metrics of each round are always written",
-}
-"""Options that need no key here, and what replaces them."""
-SILENT = {
-    *("vllm_mode", "vllm_enable_sleep_mode", "vllm_server_host", "vllm_server_port", "vllm_server_base_url"),
-    *("vllm_server_timeout", "vllm_group_port", "vllm_max_model_length", "vllm_model_impl", "use_liger_kernel"),
-    *("num_completions_to_print", "log_unique_prompts", "log_multimodal", "logging_strategy", "logging_first_step"),
-    *("save_strategy", "save_total_limit", "save_only_model", "hub_model_id", "hub_strategy", "bf16"),
-    *("dataloader_num_workers", "dataloader_pin_memory", "gradient_checkpointing_kwargs", "ddp_find_unused_parameters"),
-    *("ds3_gather_for_generation", "pad_to_multiple_of", "cache_implementation", "tf32", "eval_steps"),
-    *("use_transformers_paged", "use_transformers_continuous_batching", "disable_tqdm", "overwrite_output_dir"),
-    *("bf16_full_eval", "fp16_full_eval", "report_to_trackio", "trackio_space_id", "project", "run_name", "optim_args"),
-    *("per_device_train_batch_size", "gradient_accumulation_steps", "do_train"),
-}
-"""Options that change only speed, logs or storage, or that are read together with another option."""
 LOADING = {
     *("attn_implementation", "device_map", "low_cpu_mem_usage", "use_cache", "use_kernels", "cache_dir", "token"),
     *("local_files_only", "offload_folder", "fast_inference", "max_lora_rank", "gpu_memory_utilization"),

@@ -2,28 +2,34 @@
 
 Replacing an attribute that a later version has renamed succeeds and does nothing. So code that uses internals of a
 library first checks the library's version. A patch release of the pinned version is accepted if everything in
-`used_internals` exists there and takes the same parameters. tools/internals.csv lists every case.
+used_internals.csv exists there and takes the same parameters. tools/internals.csv says where each is used, and why.
 
 `python -m rloo_pipeline.runtime.guard`, the end of `make upgrade`, prints what the installed versions have changed, and
 what stops stages from running with them.
 """
 
+import csv
 import inspect
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, requires, version
-from operator import attrgetter
+from itertools import groupby
+from operator import attrgetter, itemgetter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.runtime.used_internals import USED
 
 CONTROLLER, CUDA = "requirements/controller.txt", "requirements/cuda.txt"
 STAGES = "requirements/cpu.txt (on GPUs cuda.txt)"
 
 
 PACKAGE = __name__.partition(".")[0]
+USED = Path(__file__).with_name("used_internals.csv")
+"""Internals of other libraries that the package replaces, overrides or calls, with their parameters without annotations
+and defaults.
+"""
 REPLACED = "replaced"
 """Stands in for the parameters of a function of this package that has replaced the library's."""
 
@@ -101,26 +107,32 @@ def _is_accepted(distribution: str) -> bool:
     return _is_patch(distribution) and not changes(distribution)
 
 
+def used(distribution: str) -> list[dict[str, str]]:
+    """The rows of a library in USED."""
+    with USED.open(newline="") as file:
+        return [row for row in csv.DictReader(file) if row["distribution"] == distribution]
+
+
 @cache
 def changes(distribution: str) -> tuple[str, ...]:
-    """The internals in `used_internals` that differ in the installed version, one clause each."""
+    """The internals in USED that differ in the installed version, one clause each."""
     return tuple(_changes(distribution))
 
 
 def _changes(distribution: str) -> Iterator[str]:
-    for module_name, signatures in USED[distribution].items():
+    if distribution == "snakemake":
+        import_module("snakemake.api")  # snakemake.dag cannot be imported before it
+    for module_name, rows in groupby(used(distribution), itemgetter("module")):
         try:
-            if distribution == "snakemake":
-                import_module("snakemake.api")  # snakemake.dag cannot be imported before it
             module = import_module(module_name)
         except ImportError:
             yield f"{module_name} cannot be imported"
             continue
-        for path, signature in signatures.items():
-            actual = _signature(module, path)
-            if actual not in (signature, REPLACED):
-                difference = f"takes {actual} instead of {signature}" if actual else "does not exist"
-                yield f"{module_name}.{path} {difference}"
+        for row in rows:
+            actual = _signature(module, row["name"])
+            if actual not in (row["parameters"], REPLACED):
+                difference = f"takes {actual} instead of {row['parameters']}" if actual else "does not exist"
+                yield f"{module_name}.{row['name']} {difference}"
 
 
 def _signature(module: object, path: str) -> str | None:

@@ -56,10 +56,10 @@ def checks(
         config: the stage's configuration.
         assets: folder that `stage-assets` wrote, for the demonstrations.
         prompts: folder that the stage `prompts` wrote.
-        policy: the policy, or the base model.
+        policy: policy 0.
         probed: the probe of the policy.
         output: checks.json.
-        reward_model: checks.json of the stage `reward_model`, if the run has one.
+        reward_model: checks.json of the run's own reward model, if it has one.
 
     Raises:
         RefusedPolicyError: a check fails and is not accepted.

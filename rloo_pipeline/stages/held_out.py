@@ -35,11 +35,11 @@ def held_out(
 
     Args:
         config: the stage's configuration.
-        rollouts, scores: tables that the round's rollout and score jobs wrote.
+        rollouts, scores: all tables that the round's rollout and score jobs wrote, in order.
         round_: number of the round, from 1.
         output: JSON file with the number of the policy and the fields of an evaluation's summary.
         events: TensorBoard file for the same numbers.
-        policy_metrics: metrics.json of the round that made the policy; None for policy 0.
+        policy_metrics: metrics.json of the round that made the policy, if it is not policy 0.
 
     Raises:
         UserError: a file is missing or damaged, or belongs to a different round.

@@ -39,7 +39,7 @@ def judge_pairs(config: Config, prompts: Path, before: Path, after: Path, output
         prompts: folder that the stage `prompts` wrote.
         before: table of completions of the evaluation `warmstart`.
         after: table of completions of the evaluation `final`.
-        output: table of `JUDGEMENTS`.
+        output: the table of judgements.
 
     Raises:
         UserError: a table is damaged or has different prompts, or the judge fails, cannot judge any pair, or returns a

@@ -16,7 +16,7 @@ def pass_rates(config: Config, round_: int, scores: Sequence[Path], earlier: Seq
     Args:
         config: the stage's configuration.
         round_: number of the round, from 1.
-        scores: all shards of its scores, in order.
+        scores: all shards of the round's scores, in order.
         earlier: the table of the round before; in round 1 the shards of the stage `difficulty`, if it ran.
         output: the table.
 

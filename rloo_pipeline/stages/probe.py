@@ -19,7 +19,7 @@ def probe(config: Config, prompts: Path, policy: Policy, output: Path) -> None:
         config: the stage's configuration.
         prompts: folder that the stage `prompts` wrote.
         policy: policy 0.
-        output: the table.
+        output: the table of completions and scores.
 
     Raises:
         UserError: the model cannot be trained.

@@ -28,7 +28,7 @@ def reference(config: Config, policy: Policy, rollouts: Path, output: Path, prom
     Args:
         config: the stage's configuration.
         policy: the reference policy.
-        rollouts: the shard, or the refill, which can be empty.
+        rollouts: table of the shard's rollouts, or of the refill's, which can be empty.
         output: the table.
         prompts: folder that the stage `prompts` wrote; only needed if prompts have images.
     """

@@ -42,8 +42,10 @@ def refill(
         policy: the policy that sampled the shards.
         round_: number of the round, from 1.
         rollouts, scores: all shards of the round's tables, in order.
-        output, output_scores: the tables to write.
-        difficulty, pass_rates: tables of pass rates (see `PassRateFiles`).
+        output: the table of rollouts.
+        output_scores: the table of their scores.
+        difficulty: all tables that `difficulty` wrote, in order.
+        pass_rates: table that `pass-rates` wrote for the round that made the policy.
 
     Raises:
         UserError: the tables do not belong to this round and policy, or a reward function fails.

@@ -38,7 +38,7 @@ def reward_model(config: Config, assets: Path, prompts: Path, model: Path, outpu
     Args:
         config: the stage's configuration.
         assets: folder that `stage-assets` wrote.
-        prompts: folder of the prompt sets. Pairs of evaluation prompts are left out.
+        prompts: folder that `prompts` wrote; pairs of its evaluation prompts are left out.
         model: folder of the reward model to write.
         output: checks.json.
 

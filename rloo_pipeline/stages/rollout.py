@@ -36,8 +36,9 @@ def rollout(
         round_: number of the round, from 1.
         shard: number of the shard, from 0.
         output: the table.
-        held_out: table for the held-out completions; None samples none.
-        difficulty, pass_rates: tables of pass rates (see `PassRateFiles`), if `dataset.select` needs them.
+        held_out: table for some held-out completions of the same policy; without it, none are sampled.
+        difficulty: all tables that `difficulty` wrote, in order, if `dataset.select` needs pass rates.
+        pass_rates: table that `pass-rates` wrote for the round that made the policy, if it needs later ones.
         before: all shards of the round before, with `rollout.token_budget`.
 
     Raises:

@@ -38,7 +38,7 @@ def score(
         config: the stage's configuration, with the reward functions.
         prompts: folder that the stage `prompts` wrote.
         policy: a policy with the tokenizer of the rollouts.
-        rollouts: the shard.
+        rollouts: table of the shard's rollouts.
         output: the table of scores; with `only`, the table of one function.
         only: name of the one function to run.
         parts: tables that this stage wrote with `only`.

@@ -12,6 +12,10 @@ from rloo_pipeline.stages.harness import load_tasks, section_of
 def stage_harness(config: Config, output: Path) -> None:
     """Loads every task once, which downloads its data, and writes the tasks' names.
 
+    Args:
+        config: the stage's configuration.
+        output: tasks.json.
+
     Raises:
         UserError: lm-eval does not know a task, or its data cannot be fetched.
     """

@@ -1,7 +1,7 @@
 """The table of all rules of a run. All code that lists rules or stages reads it.
 
 A stage is the command that a rule calls; for example, the rules `score_alone` and `score` both call the stage `score`.
-Inputs, outputs and resources of rules are in workflow/rules/; the stages' functions and options are in cli/.
+Inputs, outputs and resources of rules are in workflow/rules/; the stages' commands are in cli/stages.py.
 
 Every command of a run imports this module before anything else, so it imports nothing from this package.
 """

@@ -22,7 +22,7 @@ def teacher(config: Config, assets: Path, rollouts: Path, output: Path, prompts:
     Args:
         config: the stage's configuration.
         assets: folder that `stage-assets` wrote.
-        rollouts: the shard.
+        rollouts: table of the shard's rollouts.
         output: the table.
         prompts: folder that the stage `prompts` wrote, in a run with several teachers.
 

@@ -20,7 +20,8 @@ def warmstart(config: Config, assets: Path, prompts: Path, output: Path) -> None
 
     Args:
         config: the stage's configuration.
-        assets, prompts: folders that `stage-assets` and `prompts` wrote.
+        assets: folder that `stage-assets` wrote.
+        prompts: folder that `prompts` wrote.
         output: the policy.
 
     Raises:

@@ -36,7 +36,7 @@ ROW = """
     ),
 """
 COMMAND = """
-    stage("count-words", "Count the words of a round's completions.", shards("rollouts")),
+    stage("count-words", "Count the words of a round's completions."),
 """
 RULE = """
 
@@ -96,7 +96,7 @@ def project(tmp_path_factory) -> Path:
     package = project / "rloo_pipeline"
     (package / "stages" / "count_words.py").write_text(STAGE)
     insert(package / "stages" / "table.py", '    _row(\n        "pass_rates",', ROW)
-    insert(package / "cli" / "round_stages.py", '    stage(\n        "pass-rates",', COMMAND)
+    insert(package / "cli" / "stages.py", '    stage(\n        "pass-rates",', COMMAND)
     rules = project / "workflow" / "rules"
     (rules / "rounds.smk").write_text((rules / "rounds.smk").read_text() + RULE)
     inputs = (rules / "inputs.smk").read_text()

@@ -8,7 +8,6 @@ import pytest
 from helpers import ROOT
 
 from rloo_pipeline.runtime import guard
-from rloo_pipeline.runtime.used_internals import USED
 
 PAGE = runpy.run_path(str(ROOT / "tools" / "internals_page.py"))
 ROWS = [list(row.values()) for row in PAGE["rows"]()]
@@ -63,7 +62,7 @@ ROOMS = {
 these are the modules below the first, which have no stable names.
 """
 UNCALLED = {"transformers": {"_weight_conversions", "all_tied_weights_keys"}}
-"""Attributes of objects of a library that are no functions, so that `used_internals` cannot list them."""
+"""Attributes of objects of a library that are no functions, so that used_internals.csv cannot list them."""
 
 
 def imported(text: str) -> set[str]:
@@ -98,13 +97,13 @@ def test_a_library_is_imported_in_its_room_alone(library) -> None:
 def test_what_is_used_inside_a_library_is_named_in_its_room_alone(library) -> None:
     """That is where its guard is; words that other code has too, such as `load`, are left out."""
     package, rooms = ROOT / "rloo_pipeline", ROOMS.get(library) or ROOMS[f"{library}."]
-    last = {path.rpartition(".")[2] for paths in USED[library].values() for path in paths}
+    last = {row["name"].rpartition(".")[2] for row in guard.used(library)}
     names = {name for name in last if "_" in name or name != name.lower()} | UNCALLED.get(library, set())
     pattern = re.compile(rf"\b({'|'.join(names)})\b")
     named = {file.relative_to(package): pattern.findall(file.read_text()) for file in package.rglob("*.py")}
     assert {name for found in named.values() for name in found} == names
     outside = [str(file) for file, found in named.items() if found and not {str(file), *map(str, file.parents)} & rooms]
-    assert outside == ["runtime/used_internals.py"]
+    assert outside == []
 
 
 def test_an_import_outside_of_a_room_would_be_found() -> None:

@@ -184,8 +184,7 @@ def test_an_updates_table_names_the_functions_and_reward_models_of_its_scores(tm
 
 
 def test_the_arguments_that_are_checked_are_those_of_stages() -> None:
-    from rloo_pipeline.cli import evaluation_stages, prepare_stages, round_stages
+    from rloo_pipeline.cli import stages
 
-    commands = [*prepare_stages.COMMANDS, *round_stages.COMMANDS, *evaluation_stages.COMMANDS]
-    names = {option.name for command in commands for option in command.options}
+    names = {option.name for command in stages.COMMANDS for option in command.options}
     assert set(INPUTS) <= names

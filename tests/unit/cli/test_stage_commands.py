@@ -8,7 +8,7 @@ import pytest
 import yaml
 from helpers import mini
 
-from rloo_pipeline.cli import main
+from rloo_pipeline.cli import main, stages
 from rloo_pipeline.cluster import nodes
 from rloo_pipeline.runtime import gpu_claims, ranks
 
@@ -95,3 +95,23 @@ def test_a_warm_start_whose_rule_is_for_several_nodes_runs_in_the_image_also_wit
     monkeypatch.setattr(nodes, "join", lambda: None)
     run_stage("warmstart", **spread)
     assert launched == [started]
+
+
+def test_the_docstring_of_a_stage_explains_every_option() -> None:
+    unexplained = [
+        (command.name, option.name)
+        for command in stages.COMMANDS
+        for option in command.options
+        if not option.keywords["help"]
+    ]
+    assert unexplained == []
+
+
+@pytest.mark.parametrize(
+    ("stage", "missing"),
+    [("pass-rates", "--round, --scores, --output"), ("reference", "--policy, --rollouts, --output")],
+)
+def test_parameters_without_a_default_are_required(stage, missing, capsys) -> None:
+    with pytest.raises(SystemExit):
+        main.parser().parse([stage])
+    assert f"the following arguments are required: {missing};" in capsys.readouterr().err

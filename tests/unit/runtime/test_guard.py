@@ -92,9 +92,11 @@ def test_a_patch_release_without_a_method_is_refused_by_its_name(monkeypatch) ->
         guard.require("snakemake-executor-plugin-slurm")
 
 
-def test_a_name_or_a_module_that_is_gone_is_a_change(monkeypatch) -> None:
-    places = {"pathlib": {"Path.absolute": "(self)", "Gone.name": "()"}, "no_such_module": {"name": "()"}}
-    monkeypatch.setitem(guard.USED, "patchlib", places)
+def test_a_name_or_a_module_that_is_gone_is_a_change(tmp_path, monkeypatch) -> None:
+    rows = ["pathlib,Path.absolute,(self)", "pathlib,Gone.name,()", "no_such_module,name,()"]
+    lines = ["distribution,module,name,parameters", *(f"patchlib,{row}" for row in rows)]
+    (tmp_path / "used.csv").write_text("\n".join(lines))
+    monkeypatch.setattr(guard, "USED", tmp_path / "used.csv")
     expected = ("pathlib.Gone.name does not exist", "no_such_module cannot be imported")
     assert guard.changes("patchlib") == expected
 
@@ -105,7 +107,7 @@ def test_the_installed_libraries_have_all_that_is_used() -> None:
 
 def changes_of_all() -> tuple[str, ...]:
     """In a process of its own, since other tests replace some of it."""
-    assert guard.USED.keys() == guard.PINS.keys()
+    assert all(map(guard.used, guard.PINS))
     return tuple(change for name in filter(guard.is_installed, guard.PINS) for change in guard.changes(name))
 
 

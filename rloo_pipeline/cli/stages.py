@@ -1,0 +1,228 @@
+"""The stages as commands; those with `run` call their function in a way of their own. The rules in workflow/rules/ call
+them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rloo_pipeline.artifacts import fence, function_copies, lineage
+from rloo_pipeline.cli.command import CONFIG, Option, command, option
+from rloo_pipeline.cli.stage_options import (
+    OUTPUT,
+    REWARD_MODEL,
+    card_facts,
+    path,
+    run_folder,
+    runs_here,
+    stage,
+    stage_config,
+    take_sampler,
+    whole_config,
+    with_reward_model,
+)
+from rloo_pipeline.config import Config
+from rloo_pipeline.config.loading import load
+from rloo_pipeline.runtime import reproducible
+
+if TYPE_CHECKING:
+    from rloo_pipeline.stages.evaluate_chosen import Chosen
+
+
+def _update(config: Config, arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.artifacts.round_tables import RoundFiles
+    from rloo_pipeline.stages.update import UpdateOutputs, update
+
+    inputs = RoundFiles(arguments.rollouts, arguments.scores, arguments.reference, arguments.teacher)
+    outputs = UpdateOutputs(arguments.output, arguments.metrics, arguments.events, arguments.table)
+    policies = (arguments.policy, arguments.sampler or arguments.policy)
+    more = (arguments.prompts, arguments.checks)
+    update(config, arguments.round_, *policies, arguments.trainer, inputs, outputs, *more)
+
+
+def _restore_policy(arguments: argparse.Namespace) -> None:
+    config, run = stage_config(arguments, "update"), run_folder(arguments)
+    if not runs_here(arguments, config, "update"):
+        return
+    from rloo_pipeline.artifacts.policy import Policy
+    from rloo_pipeline.stages.update import restore
+
+    prompts = run / "prompts" if config.dataset.image_column else None
+    restore(config, Policy(arguments.output, config.model.trust_remote_code), run / "trainer", prompts)
+
+
+def _gate(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.stages.gate import gate
+
+    run = arguments.output.absolute().parents[2]
+    gate(load(arguments.config or run / "config.yaml").only("gate"), run, arguments.round_, arguments.output)
+
+
+def _report_so_far(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.stages.report_so_far import report_so_far
+
+    run = arguments.output.absolute().parents[1]
+    report_so_far(load(run / "config.yaml").only("report"), run, arguments.output)
+
+
+def _select(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.stages.select import select
+
+    select([arguments.output.parent / run for run in arguments.runs], arguments.output)
+
+
+def _chosen(arguments: argparse.Namespace, stage: str) -> tuple[Config, Chosen]:
+    """Returns a stage's configuration for the chosen policy, and the choice. The fence makes this process the only
+    writer.
+    """
+    from rloo_pipeline.stages.evaluate_chosen import chosen_of
+
+    chosen = chosen_of(arguments.selection, arguments.seed)
+    config = load(chosen.run / "config.yaml").only(stage)
+    reproducible.prepare(config.reproducible)
+    fence.acquire(arguments.selection.absolute().parent, arguments.output)
+    return config, chosen
+
+
+def _evaluate_chosen(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.artifacts import tables
+    from rloo_pipeline.stages.evaluate_chosen import evaluate_chosen
+
+    config, chosen = _chosen(arguments, "evaluate-chosen")
+    function_copies.use(chosen.run)
+    take_sampler(config)
+    if any(reward.uses_own_model for reward in config.rewards):
+        config = with_reward_model(config, chosen.run / "reward_model" / "checks.json")
+    with tables.common_facts(**lineage.decided(config, "evaluate-chosen"), **card_facts(config, "evaluate-chosen")):
+        evaluate_chosen(config, chosen, arguments.output, arguments.greedy, arguments.summary)
+
+
+def _prove_chosen(arguments: argparse.Namespace) -> None:
+    config, chosen = _chosen(arguments, "prove-chosen")
+    if runs_here(arguments, config, "prove-chosen"):
+        from rloo_pipeline.stages.prove_chosen import prove_chosen
+
+        prove_chosen(config, chosen, arguments.completions, arguments.output)
+
+
+def _report(config: Config, arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.stages.report import report, tables_of
+
+    run = run_folder(arguments)
+    rounds, evaluations = tables_of(config, run)
+    # with --rerun-triggers, keys may have changed between rounds, but evaluations must be comparable
+    lineage.require_configured(whole_config(arguments), [*rounds[-1:], *evaluations])
+    report(config, run, arguments.summary, arguments.output)
+
+
+def shards(name: str) -> Option:
+    """Makes an option that takes all files of one table of a round."""
+    return option(f"--{name}", type=Path, nargs="+", required=True, help=f"all shards of the round's {name}, in order")
+
+
+def several(name: str, about: str) -> Option:
+    """Makes an option that takes any number of tables, or none."""
+    return option(f"--{name}", type=Path, nargs="*", default=[], help=about)
+
+
+ROUND = option("--round", dest="round_", metavar="ROUND", type=int, required=True, help="number of the round, from 1")
+SUMMARY = path("summary", "JSON file for the summary")
+SELECTION = path("selection", "file that select wrote")
+SEED = option("--seed", type=int, required=True, help="seed of the chosen run")
+COMMANDS = (
+    # before the first round
+    stage("stage-assets", "Fetch or copy model and datasets; may use the network."),
+    stage("prompts", "Template and tokenize the prompts into Arrow."),
+    stage("warmstart", "Make policy 0: the model itself, or the model after SFT on demonstrations."),
+    stage("reward-model", "Train a reward model from preferences."),
+    stage("probe", "Sample and score probe prompts with policy 0.", REWARD_MODEL),
+    stage(
+        "checks",
+        "Check policy 0 by its probe completions; fails if RLOO could not learn from them.",
+        path("probe", "table that probe wrote", dest="probed", metavar="PROBE"),
+    ),
+    stage("difficulty", "Measure how often policy 0 solves each training prompt of one shard.", REWARD_MODEL),
+    # in a round
+    stage("rollout", "Sample one shard of a round with vLLM."),
+    stage(
+        "score",
+        "Score one shard with the reward functions.",
+        option("--only", metavar="NAME", help="score with this function only; the result is for --parts"),
+        option(
+            "--held-out",
+            type=Path,
+            nargs=2,
+            metavar=("ROLLOUTS", "SCORES"),
+            help="table of the shard's held-out completions, and the table to write for their scores",
+        ),
+        REWARD_MODEL,
+    ),
+    stage("refill", "Sample and score more completions if too few groups of a round have a signal.", REWARD_MODEL),
+    stage("reference", "Compute the log-probs of one shard under the reference policy."),
+    stage("teacher", "Compute the log-probs of one shard under the teacher."),
+    stage(
+        "update",
+        "Train the next policy on a round.",
+        path("policy", "folder of a policy, or of `stage-assets` for the base model"),
+        path("metrics", "JSON file for the metrics of the round"),
+        path("events", "TensorBoard event file for the metrics"),
+        path("table", "Parquet file for the values that the update used for each completion"),
+        ROUND,
+        option("--sampler", type=Path, help="policy that sampled the rollouts (rollout.lag; default: --policy)"),
+        path("trainer", "folder of the run's trainer states, to be read and written"),
+        *(shards("rollouts"), shards("scores")),
+        option("--prompts", type=Path, nargs="?", help="folder that prompts wrote, in a run with images"),
+        several("reference", "all shards of the reference log-probs, in order"),
+        several("teacher", "all shards of the teacher's log-probs, in order"),
+        option(
+            "--checks", type=Path, nargs="?", help="checks.json of the run, to prove that the sampler had the policy"
+        ),
+        run=_update,
+    ),
+    command(
+        "restore-policy",
+        _restore_policy,
+        "Recreate a policy's weights that were lost with a node's own disk, from the tables of its rounds (exchange).",
+        *(CONFIG, OUTPUT),
+    ),
+    stage(
+        "pass-rates",
+        "Add a round's scores to the pass rates by which later rounds draw prompts.",
+        several("earlier", "pass rates of the previous round, or the table that difficulty wrote"),
+    ),
+    stage("held-out", "Summarize the held-out completions of a round's policy."),
+    command("gate", _gate, "Look for symptoms after a round; may end the run.", CONFIG, OUTPUT, ROUND),
+    command("report-so-far", _report_so_far, "Write report.html of a run in progress.", OUTPUT),
+    # after the rounds
+    stage("evaluate", "Sample and score the held-out prompts.", REWARD_MODEL),
+    stage("judge-pairs", "Let the judge compare the final policy's held-out completions with those of the warm start."),
+    command(
+        "select",
+        _select,
+        "Choose the best round and arm by the evaluations on dataset.dev.",
+        OUTPUT,
+        option("runs", nargs="+", help="folders of the runs, relative to the output's folder"),
+    ),
+    command(
+        "evaluate-chosen",
+        _evaluate_chosen,
+        "Sample and score the prompts of dataset.eval with the chosen policy.",
+        *(OUTPUT, SELECTION, path("greedy", "table for the greedy completions"), SUMMARY, SEED),
+    ),
+    command(
+        "prove-chosen",
+        _prove_chosen,
+        "Prove that these completions come from the chosen policy.",
+        *(OUTPUT, SELECTION, path("completions", "table that evaluate-chosen wrote"), SEED),
+    ),
+    stage(
+        "distance",
+        "Compute the KL of a policy from policy 0 on its held-out completions.",
+        path("reference", "folder of policy 0", dest="start", metavar="REFERENCE"),
+    ),
+    stage("stage-harness", "Fetch the data of lm-eval's tasks; may use the network."),
+    stage("harness", "Run lm-eval's tasks on a policy."),
+    stage("report", "Write summary.json and report.html of a run.", SUMMARY, run=_report),
+)
