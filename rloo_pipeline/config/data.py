@@ -11,6 +11,11 @@ from pydantic import AfterValidator, Field
 from rloo_pipeline.config.section import JSON, Beta, Dtype, OptimizerName, Section
 
 
+def _braces(path: str | None) -> Iterator[str]:
+    if path and "{" in path:
+        yield f"{path}: Snakemake would take the braces for a wildcard; rename the file or folder"
+
+
 class ModelSource(Section):
     """A local folder, a Hub id, or a function that builds a model."""
 
@@ -28,6 +33,7 @@ class ModelSource(Section):
     def _problems(self) -> Iterator[str]:
         if (self.name_or_path is None) == (self.build is None):
             yield "give exactly one of name_or_path and build"
+        yield from _braces(self.name_or_path)
 
     def in_place_of(self, model: Model) -> Model:
         """The section `model` of a run that starts from this source, in the same number format."""
@@ -78,6 +84,7 @@ class Source(Section):
     def _problems(self) -> Iterator[str]:
         if sum(source is not None for source in (self.name, self.path, self.generator)) != 1:
             yield "give exactly one of name, path and generator"
+        yield from _braces(self.path or self.name)
 
 
 class PromptSelection(Section):

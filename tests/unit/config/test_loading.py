@@ -79,6 +79,8 @@ def message_of(folder: Path, text: str) -> str:
             ", line 9: not valid YAML: found character that cannot start any token",
         ),
         ("report: {", "report: [", ", line 32: not valid YAML"),
+        ("build: rloo_pipeline.demo.character_model:tiny_qwen3", "name_or_path: 'm{b}'", ": model: m{b}: Snakemake"),
+        ("size: 50}}", "size: 50}}\n  dev: {path: 'd{x}.jsonl'}", ": dataset.dev: d{x}.jsonl: Snakemake would"),
         ("run: mini", "run: 2026-02-30", ": not valid YAML: day is out of range for month; put text"),
     ],
 )
