@@ -115,7 +115,8 @@ def _mutated_names(statement: ast.stmt) -> Iterator[str]:
     """Names whose objects a statement changes: `name.attribute = …`, `name[key] = …`, or `name.append(…)`, also in a
     loop.
     """
-    for node in ast.walk(statement):
+    defines = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    for node in () if defines else ast.walk(statement):
         changed = node.targets if isinstance(node, ast.Assign) else []
         if isinstance(node, ast.Call) and name_of(node.func) in ("append", "extend", "sort"):
             changed = [node.func]

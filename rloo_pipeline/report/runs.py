@@ -85,7 +85,8 @@ class Run:
         names = metrics or [name for name in (REWARD, ACCURACY, "kl") if name in frame]
         for name in names:
             if name not in frame:
-                raise UserError(f"{name}: no such metric{did_you_mean(name, frame.columns)}")
+                lacks = f"no such metric{did_you_mean(name, frame.columns)}"
+                raise UserError(f"{name}: {lacks if len(frame) else run_files.why_no_round(self.folder)}")
         figure = make_subplots(rows=len(names) or 1, shared_xaxes=True, vertical_spacing=0.06)
         for row, name in enumerate(names, 1):
             curve = accuracies if name == ACCURACY else dict(frame[name])  # policy 0 has no row

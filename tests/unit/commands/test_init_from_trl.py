@@ -707,13 +707,14 @@ rows = Dataset.from_list(rows)
     script = SMALL.format(options="").replace('load_dataset("org/data", split="train")', "rows if full else rows[:2]")
     held_out = 'None if os.environ.get("FAST") else rows.select(range(3))'
     project(
-        "import json, os\nfrom datasets import Dataset\nfull = True\n"
+        "import json, os\nfrom datasets import Dataset\nfull = True\ndef log(): rows = []; rows.append(1)\n"
         + script.replace("RLOOTrainer(", collects + "RLOOTrainer(").replace(
             'load_dataset("org/data", "main", split="test")', held_out
         )
     )
     monkeypatch.chdir("project")
     assert [len(load_function(f"data.py:{name}")()) for name in ("train", "held_out")] == [5, 3]
+    assert "log" not in Path("data.py").read_text(), "its rows are its own"
 
 
 def test_a_random_split_that_has_no_seed_gets_one(monkeypatch) -> None:

@@ -1,5 +1,6 @@
 """A run in Python: read as it lies, by a notebook too, and started from there."""
 
+import os
 import runpy
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from nbclient import NotebookClient
 from synthetic_runs import PROMPTS, ROUNDS, configuration, finish_run, train_again
 
 import rloo_pipeline
+from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.commands import launch
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging import run_files
@@ -38,6 +40,10 @@ def test_rounds_of_an_earlier_training_are_not_finished(folder: Path, tmp_path: 
     train_again(run.folder, 5)
     assert run.rounds == list(run.metrics().index) == [1, 2, 3, 4, 5]
     assert "rounds done: 5 of" in repr(run)
+    write_json(run.folder / "prompts" / "counts.json", {})
+    os.utime(run.folder / "prompts" / "counts.json", (2e9, 2e9))
+    with pytest.raises(UserError, match="reward: round 1 is older than its inputs, so"):
+        run.plot("reward")
 
 
 def test_held_out_accuracy_is_a_metric_and_a_curve(folder: Path) -> None:
