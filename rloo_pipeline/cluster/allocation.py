@@ -105,7 +105,7 @@ def work(plan: Plan) -> None:
     )
     assert snakemake.stdout
     watch = _Watch(snakemake.stdout)
-    stopping = _wait(snakemake, plan, end, margin)
+    stopping = _wait(snakemake, plan, end, margin, shell)
     watch.close()
     done = snakemake.returncode == 0 or watch.complete
     if terminations and not done:  # SLURM is ending the job and kills this process or, without cgroups, only its shell
@@ -152,11 +152,13 @@ def _margin(plan: Plan, seconds: float) -> float:
     return min(margin, seconds * 0.9)
 
 
-def _wait(snakemake: subprocess.Popen[str], plan: Plan, end: float | None, margin: float) -> str:
+def _wait(snakemake: subprocess.Popen[str], plan: Plan, end: float | None, margin: float, shell: int) -> str:
     """Waits for Snakemake. Returns why it was stopped: STOP, `time`, or an empty string if it was not."""
     stopping = ""
     while snakemake.poll() is None:
         now = time.time()
+        if os.getppid() != shell:  # SLURM has ended the job, and may already start it again
+            snakemake.kill()
         if not stopping and (plan.folder / STOP).exists():
             stopping = STOP
             snakemake.send_signal(signal.SIGINT)

@@ -32,6 +32,7 @@ run_array_jobs, get_account_arg, _report_job_submission_threadsafe and _report_j
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import time
 from collections import ChainMap, defaultdict
@@ -82,7 +83,9 @@ class Executor(plugin.Executor):  # type: ignore[misc]
     """Time at which a message last said that the queue is full."""
 
     def __init__(self, workflow: Any, logger: Any) -> None:
-        """Raises WorkflowError if the SLURM plugin is not the supported version."""
+        """Raises WorkflowError without sbatch, or if the SLURM plugin is not the supported version."""
+        if shutil.which("sbatch") is None:
+            raise WorkflowError("no sbatch on the PATH: call this where SLURM's commands are")
         try:
             guard.require("snakemake-executor-plugin-slurm")
         except UserError as error:

@@ -163,13 +163,16 @@ allocation.work(allocation.Plan([], folder, folder, False, None))
 """
 
 
-def test_a_job_that_slurm_has_ended_leaves_no_process_where_only_its_shell_was_killed(tmp_path, monkeypatch) -> None:
-    """Without cgroups, SLURM loses sight of it."""
+@pytest.mark.parametrize("end", ["sleep 0.5; exit 1", "exec sleep 600"])
+def test_a_job_that_slurm_has_ended_leaves_no_process_where_only_its_shell_was_killed(
+    tmp_path, monkeypatch, end
+) -> None:
+    """Without cgroups, SLURM loses sight of it, also while Snakemake waits for its stages; the job may start again."""
     executable(tmp_path, "squeue", "exit 0")
     executable(
         tmp_path,
         "snakemake",
-        f"echo $PPID >{tmp_path}/new; mv {tmp_path}/new {tmp_path}/number; kill -TERM $PPID; sleep 0.5; exit 1",
+        f"echo $PPID >{tmp_path}/new; mv {tmp_path}/new {tmp_path}/number; kill -TERM $PPID; {end}",
     )
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     (tmp_path / "job.py").write_text(SUBMITTED)

@@ -261,8 +261,16 @@ def test_the_account_is_that_of_the_profile_or_left_to_sbatch(monkeypatch, accou
     assert next(Jobs([]).get_account_arg(job)) == option
 
 
-def test_in_a_job_the_name_of_the_clusters_configuration_stays(monkeypatch) -> None:
+def test_without_sbatch_no_job_is_tried(monkeypatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(WorkflowError, match="no sbatch on the PATH: call this where SLURM's commands are"):
+        Executor(None, None)
+
+
+def test_in_a_job_the_name_of_the_clusters_configuration_stays(monkeypatch, tmp_path) -> None:
     """The controller's job submits others, and a job's own step is started with srun."""
+    executable(tmp_path, "sbatch", "")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(os, "environ", os.environ.copy())
     os.environ |= dict.fromkeys(("SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOB_ACCOUNT", "SLURM_MEM_PER_NODE"), "x")
     os.environ.pop("SBATCH_ACCOUNT", None)
