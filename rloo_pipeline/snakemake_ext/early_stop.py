@@ -133,10 +133,13 @@ def _interrupt(*_: int | FrameType | None) -> None:
 
 
 def show_experiment(call: SnakemakeCall) -> None:
-    """Writes the page of an experiment from its finished runs, even if others have failed."""
+    """Writes the page of an experiment from its finished runs, even if others have failed; but no table for a paper, so
+    that the next call makes all of it again: Snakemake has no record of which runs it shows.
+    """
     finished = (is_finished(call.run_folder(run), config) for run, config in call.runs.configs.items())
     if call.runs.experiment and any(finished):
         subprocess.run([sys.executable, "-m", "rloo_pipeline", "experiment", str(call.folder)], check=False)
+        (call.folder / "experiment.tex").unlink(missing_ok=True)
 
 
 def finish(call: SnakemakeCall) -> None:
