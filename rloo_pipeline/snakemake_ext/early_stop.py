@@ -168,7 +168,6 @@ def finish(call: SnakemakeCall) -> None:
         return
     for run, stopped in ended.items():
         folder, planned = call.run_folder(run), configs[run].rounds
-        run_folders.mark_finished(folder)  # an earlier call may have finished it at the same round
         logger.info(f"{folder} ended after round {stopped} of {planned}; {folder / STOPPED} says why.")
         if ahead := sampled_ahead(folder, stopped):
             logger.info(f"Rollouts of {ahead} later round(s), sampled ahead by rollout.lag, stay unused.")
