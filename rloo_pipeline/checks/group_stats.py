@@ -95,7 +95,7 @@ def teaching(evidence: Evidence) -> CheckResult | None:
     share = informative(evidence.rewards)
     alike = (
         f"all {len(scored)} scored completions of all probe prompts got the same reward ({scored[0]:g})"
-        if len(scored) and share == 0
+        if len(set(scored)) == 1
         else f"only {share:.0%} of groups have different rewards"
     )
     return CheckResult(

@@ -133,10 +133,13 @@ def _interrupt(*_: int | FrameType | None) -> None:
 
 
 def show_experiment(call: SnakemakeCall) -> None:
-    """Writes the page of an experiment from its finished runs, even if others have failed."""
+    """Writes the page of an experiment from its finished runs, even if others have failed; but no table for a paper, so
+    that the next call makes all of it again: Snakemake has no record of which runs it shows.
+    """
     finished = (is_finished(call.run_folder(run), config) for run, config in call.runs.configs.items())
     if call.runs.experiment and any(finished):
         subprocess.run([sys.executable, "-m", "rloo_pipeline", "experiment", str(call.folder)], check=False)
+        (call.folder / "experiment.tex").unlink(missing_ok=True)
 
 
 def finish(call: SnakemakeCall) -> None:
@@ -165,7 +168,6 @@ def finish(call: SnakemakeCall) -> None:
         return
     for run, stopped in ended.items():
         folder, planned = call.run_folder(run), configs[run].rounds
-        run_folders.mark_finished(folder)  # an earlier call may have finished it at the same round
         logger.info(f"{folder} ended after round {stopped} of {planned}; {folder / STOPPED} says why.")
         if ahead := sampled_ahead(folder, stopped):
             logger.info(f"Rollouts of {ahead} later round(s), sampled ahead by rollout.lag, stay unused.")

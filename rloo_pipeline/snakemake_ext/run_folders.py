@@ -50,7 +50,7 @@ def mark_unfinished(call: SnakemakeCall) -> None:
     for run in call.to_finish():
         if (file := call.run_folder(run) / "summary.json").exists():
             copy = shutil.copyfile(file, file.with_name(".summary.json.old"))  # a colleague may own the file
-            os.utime(copy, (0, 0))
+            os.utime(copy, (1, 1))  # Snakemake takes 0 for no time, and would leave the report as it is
             copy.replace(file)
 
 
@@ -64,12 +64,6 @@ def remove_lost_shards(call: SnakemakeCall) -> None:
         for file in folder.glob("[0-9][0-9][0-9].parquet"):
             if int(file.stem) >= count:
                 file.unlink()
-
-
-def mark_finished(run: Path) -> None:
-    """Makes the summary of a run newer than all else, if it was marked and no job has written it since."""
-    if not (run / "summary.json").stat().st_mtime:
-        os.utime(run / "summary.json")
 
 
 def write_config(folder: Path, config: Config, **changes: Any) -> None:

@@ -1,5 +1,6 @@
 """An experiment is one DAG: what its arms share is made once, and a failed arm leaves the others alone."""
 
+import json
 import re
 
 import pytest
@@ -108,3 +109,9 @@ def test_a_failed_arm_leaves_the_others_alone_and_another_seed_runs_only_that(pr
     output = outcome.stdout + outcome.stderr
     runs = set(re.findall(r"wildcards: run=study/((?:good|slow)/\d+)", output))
     assert runs == {"good/3", "slow/3"}, "nothing of seed 0 runs again"
+
+    for names in (("good", "slow"), ("slow", "good")):
+        write(project, mini(**SMALL), arms={name: arms[name] for name in names}, seeds=[0])
+        outcome = project.snakemake("--cores", "1")
+        assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+        assert json.loads((folder / "experiment.json").read_text())["baseline"] == names[0]

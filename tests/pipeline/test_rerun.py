@@ -6,12 +6,14 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from helpers import AFTER_SFT, STOP, Project, mini
 
 import rloo_pipeline
 from rloo_pipeline.judging.run_files import is_finished
+from rloo_pipeline.snakemake_ext import run_folders
 
 pytestmark = pytest.mark.slow
 
@@ -223,6 +225,17 @@ def test_settings_of_what_a_run_in_flight_shows_rerun_nothing_of_a_finished_one(
 
 def test_another_title_of_the_report_reruns_only_the_report(finished) -> None:
     assert finished.planned(report={"title": "Another"}) == REPORT
+
+
+def test_a_call_that_was_killed_before_its_first_job_leaves_a_report_that_the_next_one_makes_again(finished) -> None:
+    """Else the run would count as unfinished for ever, while nothing is to be done."""
+    summary = finished.folder / "results" / "mini" / "summary.json"
+    time = summary.stat().st_mtime_ns
+    run_folders.mark_unfinished(Mock(to_finish=lambda: ["mini"], run_folder=lambda run: summary.parent))
+    try:
+        assert finished.planned() == REPORT
+    finally:
+        os.utime(summary, ns=(time, time))
 
 
 def test_another_gate_reruns_no_round(finished) -> None:

@@ -11,5 +11,6 @@ rule experiment:
     localrule: True
     params:
         experiment=subpath(output[0], parent=True),
+        runs=list(RUNS.configs),  # in order: the first arm is the baseline
     shell:
         "rloo experiment {params.experiment} --log={log}"

@@ -139,6 +139,13 @@ def test_an_accepted_failure_stays_a_failure_and_is_marked() -> None:
     assert (result["verdict"], result["accepted"]) == ("fail", True)
 
 
+def test_rewards_that_differ_only_between_prompts_are_not_called_the_same() -> None:
+    rewards = np.repeat(np.arange(PROMPTS), SAMPLES).reshape(PROMPTS, SAMPLES)
+    result = verdicts(healthy(rewards=rewards.astype(float)))["teaching"]
+    assert result["verdict"] == "fail"
+    assert result["advice"].startswith("only 0% of groups have different rewards, so RLOO could learn nothing;")
+
+
 def test_the_share_of_mixed_groups_is_that_of_a_beta_binomial() -> None:
     """With p uniform, each number of right completions is equally likely: 1 − 2/(K+1) of the groups are mixed."""
     uniform = SuccessDistribution(1.0, 1.0)
