@@ -14,6 +14,7 @@ from rloo_pipeline.before_run.gpu_kernels import KERNELS
 from rloo_pipeline.config import Config
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.runtime.caches import cache_folder
+from rloo_pipeline.training.formats import OLDEST_BFLOAT16
 
 SECONDS = 180
 """Time limit in seconds for compiling and running one kernel."""
@@ -23,8 +24,8 @@ NEEDED = {
     "nvcc": "DeepSpeed needs it for offload to the CPU, and FlashInfer for its kernels",
 }
 """Advice for each kernel, given if it does not run."""
-OLDEST, OLDEST_BFLOAT16 = 7.5, 8.0
-"""Lowest compute capabilities of CUDA 13, and of vLLM in bfloat16."""
+OLDEST = 7.5
+"""Lowest compute capability of CUDA 13."""
 FIRST_START, LATER_STARTS = 73, 43
 """Seconds to vLLM's first token, without and with its compile cache, for 1.7 billion weights on an H200."""
 

@@ -233,10 +233,14 @@ class RunMemory(NamedTuple):
         return kept + SCORES * sequences * self.config.longest_sequence**2 * self.shape.query_heads
 
     def _layer_bytes(self) -> float:
-        """Bytes per token that a layer keeps, without attention weights."""
-        widths = self.shape._asdict()
-        all_values = sum(float(multiple * widths[name]) for name, multiple in KEPT.items()) * self._size
-        return all_values + sum(float(n * widths[name]) for name, n in KEPT_IN_FLOAT32.items()) * (4 - self._size)
+        """Bytes per token that a layer keeps, without attention weights. Attention keeps queries, keys, values and
+        outputs of whole sequences, so it has a copy of a shared prompt for each completion.
+        """
+        widths, copied = self.shape._asdict(), self.config.longest_sequence / packed_length(self.config) - 1
+        kept = sum(float(multiple * widths[name]) for name, multiple in KEPT.items())
+        kept += copied * 2 * (self.shape.heads + self.shape.key_value)
+        in_float32 = sum(float(multiple * widths[name]) for name, multiple in KEPT_IN_FLOAT32.items())
+        return kept * self._size + in_float32 * (4 - self._size)
 
     def logits(self, batch: MicroBatch) -> float:
         """Bytes of float32 logits of completion tokens, with their softmax and its gradient. Only float16 holds all at

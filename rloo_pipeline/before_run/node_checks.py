@@ -135,8 +135,8 @@ def _number_format(dtype: Dtype) -> Finding:
         supported = formats.trains_in(dtype)
     except ImportError:
         return Finding("model.dtype", True, f"{dtype}; not checked, because DeepSpeed is not installed here")
-    message = f"{dtype} can{'' if supported else 'not'} be trained on this machine, says DeepSpeed"
-    return Finding("model.dtype", supported, message, formats.REMEDY)
+    message = f"{dtype} can{'' if supported else 'not'} be trained on this machine"
+    return Finding("model.dtype", supported, message, formats.remedy(dtype))
 
 
 def datasets(config: Config, fix: str) -> Iterator[Finding]:

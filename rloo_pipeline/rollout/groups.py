@@ -57,8 +57,8 @@ def load_sampler(
     key = (settings, count, config.seed)
     sampler: Sampler | ParallelSampler | None = engine_cache.take("sampler", key)
     if sampler is None:
-        if settings.dtype == "float16" and not devices.has_gpu():
-            formats.check_dtype(settings.dtype)  # any CPU has bfloat16; on a GPU vLLM checks the dtype
+        if settings.dtype == ("bfloat16" if devices.has_gpu() else "float16"):  # any GPU has float16, any CPU bfloat16
+            formats.check_dtype(settings.dtype)
         if policy.is_adapter:
             Policy(policy.base).verify()
         alone = (policy, settings, needed, config.seed)

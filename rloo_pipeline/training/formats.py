@@ -1,25 +1,37 @@
-"""Number formats that this machine can train in, according to DeepSpeed."""
+"""Number formats that this machine can train and sample in."""
 
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import devices
 from rloo_pipeline.training.deepspeed_internals import deepspeed_config
 
-REMEDY = "set model.dtype to bfloat16 or float32, or use a machine whose processor or GPU supports it"
+OLDEST_BFLOAT16 = 8.0
+"""Lowest compute capability of vLLM in bfloat16, which torch and DeepSpeed emulate on older GPUs."""
 
 
 def trains_in(dtype: Dtype) -> bool:
-    """True if this machine can train in a number format; DeepSpeed is asked about the 16-bit formats only."""
+    """True if this machine has a number format; DeepSpeed is asked about the 16-bit formats, except bfloat16 on GPUs,
+    for which CUDA would have to start.
+    """
     if dtype == "float32":
         return True
+    if dtype == "bfloat16" and devices.has_gpu():
+        return max(map(float, devices.gpu_facts("compute_cap")), default=OLDEST_BFLOAT16) >= OLDEST_BFLOAT16
     accelerator = deepspeed_config.accelerator()
     return bool(accelerator.is_fp16_supported() if dtype == "float16" else accelerator.is_bf16_supported())
 
 
+def remedy(dtype: Dtype) -> str:
+    """Advice for a 16-bit format that this machine lacks."""
+    other = "bfloat16" if dtype == "float16" else "float16"
+    return f"set model.dtype to {other} or float32, or use a machine whose processor or GPU supports it"
+
+
 def check_dtype(dtype: Dtype) -> None:
-    """Checks that this machine can train in a number format.
+    """Checks that this machine can train and sample in a number format.
 
     Raises:
-        UserError: this machine cannot train in that format.
+        UserError: this machine lacks that format.
     """
     if not trains_in(dtype):
-        raise UserError(f"model.dtype: {dtype} cannot be trained on this machine, says DeepSpeed; {REMEDY}")
+        raise UserError(f"model.dtype: {dtype} cannot be trained on this machine; {remedy(dtype)}")

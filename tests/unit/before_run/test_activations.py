@@ -14,7 +14,6 @@ from rloo_pipeline.training import packing
 from rloo_pipeline.training.kernels import attention
 from rloo_pipeline.training.logprobs import TokenLogProbs
 
-PROMPT, COMPLETION = 8, 504
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16, "attn_implementation": attention.NAME}
 SIZES = {"vocab_size": 64, "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 2}
 MODELS = {
@@ -24,8 +23,8 @@ MODELS = {
 }
 
 
-def kept(model: torch.nn.Module) -> int:
-    """Bytes that torch keeps for the backward pass of two sequences, without weights."""
+def kept(model: torch.nn.Module, prompt: int, completion: int, samples: int) -> int:
+    """Bytes that torch keeps for the backward pass of two groups of sequences, without weights."""
     storages, tensors = dict[int, int](), list[torch.Tensor]()
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -33,22 +32,25 @@ def kept(model: torch.nn.Module) -> int:
         storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
-    pack = packing.pack([[5] * PROMPT, [6] * PROMPT], [[7] * COMPLETION] * 2)
+    prompts = [[token] * prompt for token in (5, 6) for _ in range(samples)]
+    pack = packing.pack(prompts, [[7] * completion] * len(prompts))
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         TokenLogProbs(model.train(), 1.0)(pack, lambda _, logps, mask, __: -(logps * mask).sum())
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     return sum(size for address, size in storages.items() if address not in weights)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_activations_are_those_that_torch_keeps(name) -> None:
+@pytest.mark.parametrize(
+    ("name", "prompt", "completion", "samples"), [*((name, 8, 504, 1) for name in MODELS), ("qwen3", 480, 32, 16)]
+)
+def test_activations_are_those_that_torch_keeps(name, prompt, completion, samples) -> None:
     attention.register()
     kind, of_kind, more = MODELS[name]
     config = of_kind(**SIZES, **HEADS, **more, sliding_window=4096)
-    keys = {"deepspeed": {"gradient_checkpointing": False}, "dataset": {"max_prompt_length": PROMPT}}
-    run = Config(**mini(**keys, rollout={"max_completion_length": COMPLETION}))
+    keys = {"deepspeed": {"gradient_checkpointing": False}, "dataset": {"max_prompt_length": prompt}}
+    run = Config(**mini(**keys, rollout={"max_completion_length": completion, "num_generations": max(4, samples)}))
     predicted = RunMemory(run, model_dims.read(Path(), config.to_dict()), "cuda").activations(
-        MicroBatch(2 * (PROMPT + COMPLETION), 2 * COMPLETION, several=False)
+        MicroBatch(2 * (prompt + samples * completion), 2 * samples * completion, several=False)
     )
-    measured = kept(kind(config))
+    measured = kept(kind(config), prompt, completion, samples)
     assert measured <= predicted <= 1.5 * measured

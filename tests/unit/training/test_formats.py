@@ -22,28 +22,37 @@ def unable(monkeypatch) -> None:
 
     accelerator_stub = SimpleNamespace(is_fp16_supported=lambda: False, is_bf16_supported=lambda: False)
     monkeypatch.setattr(accelerator, "get_accelerator", lambda: accelerator_stub)
+    monkeypatch.setattr(formats.devices, "has_gpu", lambda: False)
 
 
 @pytest.mark.usefixtures("unable")
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_what_deepspeed_does_not_train_in_is_refused(dtype) -> None:
-    with pytest.raises(UserError, match=rf"model.dtype: {dtype} cannot be trained .* set model.dtype to"):
+@pytest.mark.parametrize(("dtype", "other"), [("float16", "bfloat16"), ("bfloat16", "float16")])
+def test_what_deepspeed_does_not_train_in_is_refused(dtype, other) -> None:
+    with pytest.raises(UserError, match=rf"{dtype} cannot be trained on this machine; set model.dtype to {other} or"):
         formats.check_dtype(dtype)
     formats.check_dtype("float32")
 
 
-@pytest.mark.usefixtures("unable")
-def test_no_engine_is_started_and_no_policy_loaded_for_it(monkeypatch) -> None:
-    config = Config(**mini(model={"dtype": "float16"}))
-    monkeypatch.setattr(groups.devices, "has_gpu", lambda: False)
+@pytest.mark.parametrize(("capabilities", "right"), [(["7.5"], False), (["8.0", "8.0"], True), ([], True)])
+def test_an_old_gpu_has_no_bfloat16_which_deepspeed_would_emulate(capabilities, right, monkeypatch) -> None:
+    monkeypatch.setattr(formats.devices, "has_gpu", lambda: True)
+    monkeypatch.setattr(formats.devices, "gpu_facts", {"compute_cap": capabilities}.__getitem__)
+    assert formats.trains_in("bfloat16") == right
+
+
+@pytest.mark.parametrize(("dtype", "has_gpu"), [("float16", False), ("bfloat16", True)])
+def test_no_engine_is_started_and_no_policy_loaded_for_it(dtype, has_gpu, unable, monkeypatch) -> None:
+    config = Config(**mini(model={"dtype": dtype}))
+    monkeypatch.setattr(formats.devices, "has_gpu", lambda: has_gpu)
+    monkeypatch.setattr(formats.devices, "gpu_facts", lambda _: ["7.5"])
     monkeypatch.setattr(Policy, "digest", "")
     monkeypatch.setattr(groups.plain_model, "check_tensors", lambda *_: None)
     monkeypatch.setattr(groups, "Sampler", lambda *_: pytest.fail("started"))
-    with pytest.raises(UserError, match="float16 cannot be trained"):
+    with pytest.raises(UserError, match=f"{dtype} cannot be trained"):
         groups.load_sampler(Policy(Path("policy")), config, SimpleNamespace(longest=10, about_images=None), 10)
     monkeypatch.setattr(engine.policy_model, "load_trainable", lambda *_: pytest.fail("loaded"))
-    with pytest.raises(UserError, match="float16 cannot be trained"):
-        engine.Engine(Policy(Path("policy")), SimpleNamespace(dtype="float16"), 0)
+    with pytest.raises(UserError, match=f"{dtype} cannot be trained"):
+        engine.Engine(Policy(Path("policy")), SimpleNamespace(dtype=dtype), 0)
 
 
 @pytest.mark.usefixtures("unable")
@@ -53,5 +62,5 @@ def test_doctor_says_so(monkeypatch, tmp_path, capsys) -> None:
     with pytest.raises(UserError):
         doctor.doctor(ConfigArguments(MINI, ["model={dtype: float16}"]), tmp_path, None, False)
     output = capsys.readouterr().out
-    assert "float16 cannot be trained on this machine, says DeepSpeed" in output
+    assert "float16 cannot be trained on this machine" in output
     assert "set model.dtype to bfloat16 or float32" in output
