@@ -216,14 +216,15 @@ def form_of_logits(causal: Any, head: nn.Linear) -> Form | None:
     training = causal.training
     causal.eval()
     try:
-        output = causal.base_model(input_ids=ids, use_cache=False)
-        hidden = getattr(output, "last_hidden_state", None)
-        if hidden is None:
-            return None
-        with _decoder_returns(causal.base_model, output, ids):
-            head_input, products, logits = _run_with_products(causal, head, ids)
+        output, recorded, logits = _run_with_products(causal, head, ids)
+        # where the decoder gets more, such as embeddings that the model scales, it may compute something else
+        output = output or causal.base_model(input_ids=ids, use_cache=False)
     finally:
         causal.train(training)
+    hidden = getattr(output, "last_hidden_state", None)
+    if hidden is None or not recorded:
+        return None
+    head_input, products, *_ = recorded
     if not torch.equal(hidden, head_input):
         return None
     config = causal.config.get_text_config()
@@ -236,43 +237,32 @@ def form_of_logits(causal: Any, head: nn.Linear) -> Form | None:
     return None
 
 
-@contextmanager
-def _decoder_returns(decoder: Any, output: object, ids: Tensor) -> Iterator[None]:
-    """A block in which a decoder returns `output` for `ids` without computing, which would take long with split
-    weights. It does compute if it gets different tensors, such as embeddings that the model scales.
-    """
-    own, compute = decoder.__dict__.get("forward"), decoder.forward
-
-    def forward(*args: Any, **named: Any) -> Any:
-        tensors = [each for each in (*args, *named.values()) if isinstance(each, Tensor)]
-        return output if len(tensors) == 1 and tensors[0] is ids else compute(*args, **named)
-
-    decoder.forward = forward
-    try:
-        yield
-    finally:
-        del decoder.forward
-        if own is not None:
-            decoder.forward = own
-
-
-def _run_with_products(causal: Any, head: nn.Linear, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _run_with_products(causal: Any, head: nn.Linear, ids: Tensor) -> tuple[Any, list[Tensor], Tensor]:
     """Runs the model with products up to 1000 in place of the head's output.
 
     Returns:
-        The input of the head, the products (flat), and the logits that the model computes from them (flat).
+        The output of the decoder, None if it got other tensors than `ids`; the input of the head and the products
+        (flat), if the model calls it; and the logits that it computes from them (flat).
     """
-    recorded: list[Tensor] = []
+    outputs, recorded = list[Any]([None]), list[Tensor]()
+
+    def keep_output(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        others = [each for each in (*args, *named.values()) if isinstance(each, Tensor) and each is not ids]
+        outputs.append(None if others else output)
 
     def replace_output(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         # the fifth power has small products too, without which a cap would hide the scale
         products = (1000 * torch.linspace(-1, 1, output.numel()) ** 5).view_as(output).to(output)
-        recorded.extend((inputs[0], products))
+        recorded.extend((inputs[0], products.flatten()))
         return products
 
-    hook = head.register_forward_hook(replace_output)
+    hooks = [
+        causal.base_model.register_forward_hook(keep_output, with_kwargs=True),
+        head.register_forward_hook(replace_output),
+    ]
     try:
         logits = causal(input_ids=ids, use_cache=False).logits
     finally:
-        hook.remove()
-    return recorded[0], recorded[1].flatten(), logits.flatten()
+        for hook in hooks:
+            hook.remove()
+    return outputs[-1], recorded, logits.flatten()
