@@ -37,7 +37,7 @@ from rloo_pipeline.training import (
 from rloo_pipeline.training.deepspeed_internals import deepspeed_config, nvme, offload, split_loading
 from rloo_pipeline.training.expert_load import ExpertLoad
 from rloo_pipeline.training.host_copies import HostCopies
-from rloo_pipeline.training.kernels.lm_head import LossOf
+from rloo_pipeline.training.kernels.lm_head import LossOf, TokenOutputs
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.settings import TrainerSettings
@@ -131,39 +131,24 @@ class Engine:
         """
         return self._forward(sequences, max_tokens, advance, dropout, entropies=False)[0]
 
-    def logps_and_entropies(
-        self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None]
-    ) -> tuple[Tensor, Tensor]:
-        """As `logps`, but also returns the entropies of the distributions, in nats."""
-        logps, entropies = self._forward(sequences, max_tokens, advance, True, entropies=True)
-        return logps, entropies
+    def logps_and_entropies(self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None]) -> Tensor:
+        """As `logps`, followed by the entropies of the distributions in nats: [2, sequences, most sampled tokens]."""
+        return self._forward(sequences, max_tokens, advance, dropout=True, entropies=True)
 
     def _forward(
         self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None], dropout: bool, entropies: bool
     ) -> Tensor:
-        """[1 or 2, sequences, most sampled tokens]: log-probs, and optionally entropies, which only a loss function
-        sees.
-        """
-        shape = 1 + entropies, len(sequences.prompts), max(sequences.sampled())
-        values = torch.zeros(shape, device=self.device)
-
-        def store(rows: Sequence[int], *columns: Tensor) -> None:
-            if rows:
-                places = devices.moved(torch.tensor(rows), self.device)
-                values[:, places, : columns[0].shape[1]] = torch.stack(columns)
-
-        def loss_of(rows: Sequence[int], logps: Tensor, _: Tensor, entropy: Tensor) -> Tensor:
-            store(rows, logps.detach(), entropy)
-            return 0.0 * logps.sum()
-
+        """[1 or 2, sequences, most sampled tokens]: log-probs, and optionally entropies."""
+        values = torch.zeros(1 + entropies, len(sequences.prompts), max(sequences.sampled()), device=self.device)
         self.engine.train(dropout and self.settings.uses_dropout)
         with torch.no_grad():
             for rows in self._own_micro_batches(sequences, range(len(sequences.prompts)), max_tokens):
                 pack = sequences.pick(rows or [0], self.group).to(self.device)
-                if entropies:
-                    self.engine(pack, loss_at_rows(rows, loss_of))
-                else:
-                    store(rows, pack.unpack(self.engine(pack))[0])
+                outputs: TokenOutputs = self.engine(pack, entropies=entropies)
+                if rows:
+                    places = devices.moved(torch.tensor(rows), self.device)
+                    padded = torch.stack([pack.unpack(part)[0] for part in outputs if part is not None])
+                    values[:, places, : padded.shape[-1]] = padded
                 advance(len(rows))
         self.engine.train()
         return self.sum_over_ranks(values)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config
@@ -15,7 +16,7 @@ from rloo_pipeline.runtime import devices, ranks
 from rloo_pipeline.runtime.progress import counting
 from rloo_pipeline.training import plain_model, policy_model, sequence_group
 from rloo_pipeline.training.deepspeed_internals import split_loading
-from rloo_pipeline.training.kernels.lm_head import LossOf
+from rloo_pipeline.training.kernels.lm_head import TokenOutputs
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
 
@@ -104,23 +105,20 @@ def score(
     values = TokenValues.empty(count)
     batches = logprobs.form.micro_batches(sequences, range(count), max_tokens, group.streams)
     batches += batches[:1] * (-len(batches) % group.streams)
-    scored: list[tuple[list[int], Sequence[Tensor]]] = []
+    scored: list[tuple[list[int], list[int], TokenOutputs]] = []
     with torch.no_grad(), counting(label, count) as counter:
         for rows in batches[group.stream :: group.streams]:
             pack = sequences.pick(rows, group).to(device)
-            if entropies:
-                logprobs(pack, _collect(values, rows))
-            elif top_k:
-                top = [part.cpu().split(pack.completion_lengths.tolist()) for part in logprobs(pack, top_k=top_k)]
-                for row, logps_of_row, top_logps, top_ids in zip(rows, *top, strict=True):
-                    values.logps[row], values.top_logps[row] = logps_of_row.tolist(), top_logps.flatten().numpy()
-                    values.top_ids[row] = top_ids.flatten().int().numpy()
-            else:
-                scored.append((rows, logprobs(pack).split(pack.completion_lengths.tolist())))
+            outputs: TokenOutputs = logprobs(pack, top_k=top_k, entropies=entropies)
+            if top_k:  # so that they do not fill a GPU
+                outputs = pytree.tree_map_only(Tensor, Tensor.cpu, outputs)
+            scored.append((rows, pack.completion_lengths.tolist(), outputs))
             counter.advance(len(rows))
-        for rows, logps in scored:  # all passes are queued on a GPU before the first result is read
-            for row, logps_of_row in zip(rows, logps, strict=True):
-                values.logps[row] = logps_of_row.tolist()
+        for rows, lengths, outputs in scored:  # all passes are queued on a GPU before the first result is read
+            for column, part in zip(values, outputs, strict=True):
+                if part is not None:
+                    for row, of_row in zip(rows, part.cpu().split(lengths), strict=True):
+                        column[row] = of_row.tolist() if of_row.dim() == 1 else of_row.flatten().numpy()
     return values if world == 1 else _gathered_from_ranks(values, world)
 
 
@@ -133,15 +131,3 @@ def _gathered_from_ranks(values: TokenValues, world: int) -> TokenValues:
         return [next(filter(len, of_row), []) for of_row in zip(*lists, strict=True)]
 
     return TokenValues(*map(merge, zip(*parts, strict=True)))
-
-
-def _collect(values: TokenValues, rows: Sequence[int]) -> LossOf:
-    """A loss of 0 that stores its arguments, since only a loss receives the entropies."""
-
-    def loss_of(positions: Sequence[int], logps: Tensor, mask: Tensor, entropy: Tensor) -> Tensor:
-        for position, row_logps, row_entropy, row_mask in zip(positions, logps, entropy, mask, strict=True):
-            values.logps[rows[position]] = row_logps[row_mask].tolist()
-            values.entropies[rows[position]] = row_entropy[row_mask].tolist()
-        return (logps * 0).sum()
-
-    return loss_of

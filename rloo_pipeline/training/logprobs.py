@@ -19,7 +19,7 @@ from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.training import batch_forms, host_copies, model_support, sequence_group
 from rloo_pipeline.training.host_copies import HostCopies
 from rloo_pipeline.training.kernels import attention, lm_head
-from rloo_pipeline.training.kernels.lm_head import Form, LossOf, Top, top_of
+from rloo_pipeline.training.kernels.lm_head import Form, LossOf, TokenOutputs, outputs_of
 from rloo_pipeline.training.packing import Pack
 from rloo_pipeline.training.sequence_group import SequenceGroup
 from rloo_pipeline.transformers_internals.router_replay import RouterReplay
@@ -80,30 +80,31 @@ class TokenLogProbs(nn.Module):
         return model.get_base_model() if hasattr(model, "peft_config") else model
 
     def forward(
-        self, pack: Pack, loss_of: LossOf | None = None, top_k: int = 0
-    ) -> Float[Tensor, " completion_tokens"] | Float[Tensor, ""] | Top:
+        self, pack: Pack, loss_of: LossOf | None = None, top_k: int = 0, entropies: bool = False
+    ) -> TokenOutputs | Float[Tensor, ""]:
         """Computes log-probs or a loss.
 
         Args:
             pack: sequences.
             loss_of: the loss of the sequences' log-probs; None for the log-probs themselves.
-            top_k: number of likeliest tokens to return at each position; without a loss and a gradient.
+            top_k: number of likeliest tokens to return at each position.
+            entropies: True to return entropies; without `top_k`.
 
         Returns:
-            Log-probs in float32; with `loss_of` the loss; with `top_k` the likeliest tokens too.
+            The loss if there is one; otherwise log-probs, and what else is asked for.
 
         Raises:
             UserError: the model does not process each sequence of the pack on its own.
         """
         if self.split is None or (loss_of is None and torch.is_grad_enabled()):
-            return self._from_all_logits(pack, loss_of, top_k)
+            return self._from_all_logits(pack, loss_of, top_k, entropies)
         decoder, head, form = self.split
         inputs = self.form.inputs(pack)
         with self._checked(pack), host_copies.activations(self.offloads):
             states = decoder(**inputs.arguments, use_cache=False).last_hidden_state
         hidden = states.flatten(0, 1).index_select(0, inputs.predicting)
-        result: Tensor | Top = head(
-            hidden, lm_head.HeadInputs(pack, self.temperature, loss_of, form, self.never, top_k)
+        result: TokenOutputs | Tensor = head(
+            hidden, lm_head.HeadInputs(pack, self.temperature, loss_of, form, self.never, top_k, entropies)
         )
         return result
 
@@ -158,7 +159,9 @@ class TokenLogProbs(nn.Module):
         """Moves the model back to its device."""
         self._copies.restore()
 
-    def _from_all_logits(self, pack: Pack, loss_of: LossOf | None, top_k: int) -> Tensor | Top:
+    def _from_all_logits(
+        self, pack: Pack, loss_of: LossOf | None, top_k: int, entropies: bool
+    ) -> TokenOutputs | Tensor:
         """The result of `forward`, with entropies that have no gradient."""
         with self._checked(pack):
             logits = self.form.logits(self.model, pack)
@@ -166,15 +169,15 @@ class TokenLogProbs(nn.Module):
         for token in self.never:
             scaled[:, token] = lm_head.NEVER
         normalizer = scaled.logsumexp(-1)
-        at_targets = scaled.gather(-1, pack.targets.unsqueeze(-1)).squeeze(-1)
-        if top_k:
-            return top_of(scaled, at_targets, normalizer, top_k)
-        if loss_of is None:
-            return at_targets - normalizer
+        outputs = outputs_of(scaled, pack.targets, normalizer, top_k)
+        if loss_of is None and not entropies:
+            return outputs
         with torch.no_grad():
             probs = (scaled - normalizer.unsqueeze(-1)).exp()
             entropy = normalizer - (probs * scaled).sum(-1)
-        padded, mask = pack.unpack(at_targets - normalizer)
+        if loss_of is None:
+            return outputs._replace(entropies=entropy)
+        padded, mask = pack.unpack(outputs.logps)
         others: tuple[Tensor, ...] = ()
         if pack.candidates is not None:
             others = (pack.unpack(scaled.gather(-1, pack.candidates) - normalizer.unsqueeze(-1))[0],)
@@ -213,14 +216,15 @@ def form_of_logits(causal: Any, head: nn.Linear) -> Form | None:
     training = causal.training
     causal.eval()
     try:
-        output = causal.base_model(input_ids=ids, use_cache=False)
-        hidden = getattr(output, "last_hidden_state", None)
-        if hidden is None:
-            return None
-        with _decoder_returns(causal.base_model, output, ids):
-            head_input, products, logits = _run_with_products(causal, head, ids)
+        output, recorded, logits = _run_with_products(causal, head, ids)
+        # where the decoder gets more, such as embeddings that the model scales, it may compute something else
+        output = output or causal.base_model(input_ids=ids, use_cache=False)
     finally:
         causal.train(training)
+    hidden = getattr(output, "last_hidden_state", None)
+    if hidden is None or not recorded:
+        return None
+    head_input, products, *_ = recorded
     if not torch.equal(hidden, head_input):
         return None
     config = causal.config.get_text_config()
@@ -233,43 +237,32 @@ def form_of_logits(causal: Any, head: nn.Linear) -> Form | None:
     return None
 
 
-@contextmanager
-def _decoder_returns(decoder: Any, output: object, ids: Tensor) -> Iterator[None]:
-    """A block in which a decoder returns `output` for `ids` without computing, which would take long with split
-    weights. It does compute if it gets different tensors, such as embeddings that the model scales.
-    """
-    own, compute = decoder.__dict__.get("forward"), decoder.forward
-
-    def forward(*args: Any, **named: Any) -> Any:
-        tensors = [each for each in (*args, *named.values()) if isinstance(each, Tensor)]
-        return output if len(tensors) == 1 and tensors[0] is ids else compute(*args, **named)
-
-    decoder.forward = forward
-    try:
-        yield
-    finally:
-        del decoder.forward
-        if own is not None:
-            decoder.forward = own
-
-
-def _run_with_products(causal: Any, head: nn.Linear, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _run_with_products(causal: Any, head: nn.Linear, ids: Tensor) -> tuple[Any, list[Tensor], Tensor]:
     """Runs the model with products up to 1000 in place of the head's output.
 
     Returns:
-        The input of the head, the products (flat), and the logits that the model computes from them (flat).
+        The output of the decoder, None if it got other tensors than `ids`; the input of the head and the products
+        (flat), if the model calls it; and the logits that it computes from them (flat).
     """
-    recorded: list[Tensor] = []
+    outputs, recorded = list[Any]([None]), list[Tensor]()
+
+    def keep_output(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        others = [each for each in (*args, *named.values()) if isinstance(each, Tensor) and each is not ids]
+        outputs.append(None if others else output)
 
     def replace_output(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         # the fifth power has small products too, without which a cap would hide the scale
         products = (1000 * torch.linspace(-1, 1, output.numel()) ** 5).view_as(output).to(output)
-        recorded.extend((inputs[0], products))
+        recorded.extend((inputs[0], products.flatten()))
         return products
 
-    hook = head.register_forward_hook(replace_output)
+    hooks = [
+        causal.base_model.register_forward_hook(keep_output, with_kwargs=True),
+        head.register_forward_hook(replace_output),
+    ]
     try:
         logits = causal(input_ids=ids, use_cache=False).logits
     finally:
-        hook.remove()
-    return recorded[0], recorded[1].flatten(), logits.flatten()
+        for hook in hooks:
+            hook.remove()
+    return outputs[-1], recorded, logits.flatten()

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rloo_pipeline.training.kernels.lm_head import ELEMENTS, KIND, NEVER, Projection, Top
+from rloo_pipeline.training.kernels.lm_head import ELEMENTS, KIND, NEVER, Projection, TokenOutputs
 
 BLOCK = 4096
 """Number of logits that a program reads at once."""
@@ -37,18 +37,16 @@ class OnePassProjection(Projection):
         """As many logits as fit into the bytes that `Projection` takes for float32 logits and their softmax."""
         return self.hidden.dtype, ELEMENTS["cuda"] * 8 // self.hidden.element_size()
 
-    def _logps(self, part: slice) -> Tensor:
-        return self._summary(part, self.logits)[0]
-
-    def _top(self, part: slice) -> Top:
-        logps, _, largest, sums = self._summary(part, self.logits)
+    def _outputs(self, part: slice) -> TokenOutputs:
+        logps, entropies, largest, sums = self._summary(part, self.logits)
+        if not self.inputs.top_k:
+            return TokenOutputs(logps, entropies if self.inputs.entropies else None)
         top, ids = self.logits[: len(logps)].topk(self.inputs.top_k, -1)
-        return Top(logps, top.float() / self.divisor - (largest + sums.log()).unsqueeze(-1), ids)
+        return TokenOutputs(logps, None, top.float() / self.divisor - (largest + sums.log()).unsqueeze(-1), ids.int())
 
-    def loss(self, for_weight: bool, for_bias: bool) -> Tensor:
-        """The loss of all sequences; leaves its gradients in d_hidden, d_weight and d_bias."""
-        self.largest = self.hidden.new_empty(min(len(self.hidden), self.limit), dtype=torch.float32)
-        return super().loss(for_weight, for_bias)
+    def _make_room(self, most: int) -> None:
+        super()._make_room(most)
+        self.largest = torch.empty_like(self.sums[:, 0])
 
     def _softmax(self, part: slice, offset: int) -> tuple[Tensor, Tensor]:
         rows = slice(offset, offset + part.stop - part.start)

@@ -21,7 +21,7 @@ from rloo_pipeline.training import host_copies, plain_model, self_check
 from rloo_pipeline.training.batch_forms import FORMS, Packed
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.kernels import attention
-from rloo_pipeline.training.kernels.lm_head import LossOf
+from rloo_pipeline.training.kernels.lm_head import LossOf, TokenOutputs
 from rloo_pipeline.training.packing import Pack, Sequences
 from rloo_pipeline.training.preference_pairs import pad_of
 from rloo_pipeline.transformers_internals import optional_parts
@@ -40,15 +40,15 @@ class RewardHead(nn.Module):
         self.offloads = offloads
         self.num_layers: int = model.config.get_text_config().num_hidden_layers
 
-    def forward(self, pack: Pack, loss_of: LossOf | None = None) -> Float[Tensor, " sequences"] | Float[Tensor, ""]:
-        """The rewards in float32; with `loss_of` the loss of the rewards, [sequences, 1]."""
+    def forward(self, pack: Pack, loss_of: LossOf | None = None, **_: bool) -> TokenOutputs | Float[Tensor, ""]:
+        """The rewards in float32 in place of log-probs; with `loss_of` the loss of the rewards, [sequences, 1]."""
         inputs, packed = self.form.inputs(pack), self.form.name == Packed.name
         checked = attention.checked_forward(type(self.model).__name__, self.num_layers) if packed else nullcontext()
         with checked, host_copies.activations(self.offloads):
             states = self.model.base_model(**inputs.arguments, use_cache=False).last_hidden_state
         rewards: Tensor = self.model.score(states.flatten(0, 1).index_select(0, inputs.predicting)).squeeze(-1)
         if loss_of is None:
-            return rewards
+            return TokenOutputs(rewards)
         values, mask = pack.unpack(rewards)
         return loss_of(range(len(values)), values, mask, torch.zeros_like(values))
 

@@ -80,7 +80,7 @@ def steps(
 def _terms(model: TokenLogProbs, pack: packing.Pack, rows: Sequence[int], loss_of: StepLoss) -> float:
     """The sum of what these completions add to the loss, each without its sign."""
     with torch.no_grad():
-        logps, mask = pack.unpack(model(pack))
+        logps, mask = pack.unpack(model(pack).logps)
         return sum(
             abs(float(loss_of([row], logps[[place]], mask[[place]], torch.zeros_like(logps[[place]]))))
             for place, row in enumerate(rows)
@@ -105,7 +105,7 @@ def _logps(model: TokenLogProbs, round_: Round) -> Tensor:
     """[completions, longest], 0 behind a completion's end."""
     pack = _pack(round_, round_.rows)
     with torch.no_grad():
-        return pack.unpack(model(pack))[0]
+        return pack.unpack(model(pack).logps)[0]
 
 
 def _pack(round_: Round, rows: Sequence[int]) -> packing.Pack:

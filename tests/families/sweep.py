@@ -121,7 +121,7 @@ def _apart(plain: Any, ours: Any, form: Packed, sequences: Sequences) -> float:
     logps_by_row = [torch.zeros(0)] * len(LENGTHS)
     for rows in form.micro_batches(sequences, range(len(LENGTHS)), 10**9):
         pack = sequences.pick(rows)
-        for row, logps in zip(rows, module(pack).split(pack.completion_lengths.tolist()), strict=True):
+        for row, logps in zip(rows, module(pack).logps.split(pack.completion_lengths.tolist()), strict=True):
             logps_by_row[row] = logps
     expected = torch.cat([_alone(plain, *pair) for pair in zip(*sequences[:2], strict=True)])
     return float((torch.cat(logps_by_row) - expected).abs().max())

@@ -43,6 +43,6 @@ def assert_trainer_agrees(project: Project, rollouts: list[dict]) -> None:
     pack = packing.pack([row["prompt_ids"] for row in rollouts], [row["completion_ids"] for row in rollouts])
     sampled = torch.tensor([logp for row in rollouts for logp in row["sampling_logps"]])
     with torch.no_grad():
-        assert (plain(pack) - sampled).abs().max() > 0.01
+        assert (plain(pack).logps - sampled).abs().max() > 0.01
         adapted = TokenLogProbs(peft.PeftModel.from_pretrained(model, run / "00001"), 1.0)
-        torch.testing.assert_close(adapted(pack), sampled, atol=1e-4, rtol=0)
+        torch.testing.assert_close(adapted(pack).logps, sampled, atol=1e-4, rtol=0)

@@ -102,7 +102,7 @@ class OurSide:
         with torch.inference_mode():
             for some in reference.form.micro_batches(self.sequences, self.rows, self.MOST):
                 pack = self.sequences.pick(some)
-                values, _ = pack.unpack(reference(pack))
+                values, _ = pack.unpack(reference(pack).logps)
                 logps[some, : values.shape[1]] = values
         return logps
 

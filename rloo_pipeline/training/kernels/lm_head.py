@@ -51,13 +51,15 @@ class Form(NamedTuple):
         return scaled if self.cap == inf else (scaled / self.cap).tanh() * self.cap
 
 
-class Top(NamedTuple):
-    """Log-probs of the completion tokens, and the likeliest tokens at their positions, in float32."""
+class TokenOutputs(NamedTuple):
+    """Values of the completion tokens of a pack in float32; None for what was not asked for."""
 
     logps: Float[Tensor, " completion_tokens"]
-    top_logps: Float[Tensor, "completion_tokens K"]
-    """Log-probs of the K likeliest tokens, largest first."""
-    top_ids: Int[Tensor, "completion_tokens K"]
+    entropies: Float[Tensor, " completion_tokens"] | None = None
+    """Entropies of the distributions that the tokens are sampled from, in nats."""
+    top_logps: Float[Tensor, "completion_tokens K"] | None = None
+    """Log-probs of the K likeliest tokens at each position, largest first."""
+    top_ids: Int[Tensor, "completion_tokens K"] | None = None
 
 
 class HeadInputs(NamedTuple):
@@ -66,12 +68,14 @@ class HeadInputs(NamedTuple):
     pack: Pack
     temperature: float
     loss_of: LossOf | None
-    """The loss to compute; None computes log-probs only."""
+    """The loss to compute; None computes `TokenOutputs`."""
     form: Form = Form()
     never: tuple[int, ...] = ()
     """Tokens that are never sampled: their probability is 0."""
     top_k: int = 0
     """Number of likeliest tokens to return at each position; without a loss."""
+    entropies: bool = False
+    """True to return entropies too; without a loss."""
 
 
 KIND = "rloo_projection"
@@ -89,18 +93,16 @@ def use(head: nn.Linear) -> None:
 
 def _forward(
     self: nn.Linear, hidden: Float[Tensor, "*batch hidden"], inputs: HeadInputs | None = None
-) -> Float[Tensor, "*shape"] | Top:
+) -> Float[Tensor, "*shape"] | TokenOutputs:
     """Replaces `nn.Linear.forward`, so that DeepSpeed's hooks on the module run for this computation too."""
     if inputs is None:
         return nn.functional.linear(hidden, self.weight, self.bias)
     plain = self.bias is None and inputs.form.cap == inf
     kind: type[Projection] = getattr(self, KIND, Projection) if plain else Projection
     if inputs.loss_of is None:
-        projection, whole = kind(hidden, self.weight, self.bias, inputs), inputs.pack.whole
-        return Top(*map(whole, projection.top())) if inputs.top_k else whole(projection.logps())
-    # an autograd function ignores `no_grad`, and would compute the gradient of the weights for nothing
-    weight = self.weight if torch.is_grad_enabled() else self.weight.detach()
-    loss: Tensor = _Loss.apply(hidden, weight, self.bias, inputs, kind)  # type: ignore[no-untyped-call]
+        outputs = kind(hidden, self.weight, self.bias, inputs).outputs()
+        return TokenOutputs(*(None if part is None else inputs.pack.whole(part) for part in outputs))
+    loss: Tensor = _Loss.apply(hidden, self.weight, self.bias, inputs, kind)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -155,35 +157,32 @@ class Projection:
         """A buffer for the logits of a slice."""
         return self.hidden.new_empty((min(len(self.hidden), self.step), len(self.weight)), dtype=self.dtype)
 
-    def logps(self) -> Float[Tensor, " completion_tokens"]:
-        """Log-probs in float32."""
-        return torch.cat([self._logps(part) for part in self._parts(slice(0, len(self.hidden)))])
+    def outputs(self) -> TokenOutputs:
+        """Log-probs, and what else `inputs` asks for."""
+        parts = map(self._outputs, self._parts(slice(0, len(self.hidden))))
+        return TokenOutputs(*(None if of[0] is None else torch.cat(of) for of in zip(*parts, strict=True)))
 
-    def top(self) -> Top:
-        """Log-probs, and the likeliest tokens of each position."""
-        parts = self._parts(slice(0, len(self.hidden)))
-        return Top(*(torch.cat(values) for values in zip(*map(self._top, parts), strict=True)))
-
-    def _logps(self, part: slice) -> Tensor:
-        _, at_targets, normalizers = self._normalized(part)
-        return at_targets - normalizers
-
-    def _top(self, part: slice) -> Top:
-        return top_of(*self._normalized(part), self.inputs.top_k)
-
-    def _normalized(self, part: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits of a slice, those of its targets, and log Σ exp of each row."""
+    def _outputs(self, part: slice) -> TokenOutputs:
+        if self.inputs.entropies:
+            if not len(self.probs):
+                self._make_room(self.step)
+            logps, entropies = self._softmax(part, 0)
+            return TokenOutputs(logps[:, 0], entropies)
         logits = self._logits(part)
         normalizers = torch.cat([rows.logsumexp(-1) for rows in logits.split(self.cached)])
-        return logits, logits.gather(-1, self.columns[part, :1]).squeeze(-1), normalizers
+        return outputs_of(logits, self.columns[part, 0], normalizers, self.inputs.top_k)
 
-    def loss(self, for_weight: bool, for_bias: bool) -> Float[Tensor, ""]:
-        """The loss of all sequences; leaves its gradients in d_hidden, d_weight and d_bias."""
-        rows = min(len(self.hidden), self.limit)
+    def _make_room(self, most: int) -> None:
+        """Makes the buffers for the softmax of up to `most` tokens."""
+        rows = min(len(self.hidden), most)
         self.probs = self.hidden.new_empty((rows, len(self.weight)), dtype=self.dtype)
         self.sums = self.hidden.new_empty((rows, 1), dtype=torch.float32)
         if self.form.cap < inf:
             self.slopes = torch.empty_like(self.probs)
+
+    def loss(self, for_weight: bool, for_bias: bool) -> Float[Tensor, ""]:
+        """The loss of all sequences; leaves its gradients in d_hidden, d_weight and d_bias."""
+        self._make_room(self.limit)
         self.d_hidden = torch.zeros_like(self.hidden)
         if for_weight:
             self.d_weight = torch.zeros_like(self.weight, dtype=torch.float32)
@@ -302,10 +301,15 @@ def _groups(lengths: Sequence[int], limit: int) -> Iterator[tuple[range, slice]]
     yield range(first, len(lengths)), slice(start, stop)
 
 
-def top_of(logits: Tensor, at_targets: Tensor, normalizers: Tensor, count: int) -> Top:
-    """The likeliest tokens of logits [tokens, vocabulary], with log Σ exp of each row."""
-    largest, ids = logits.topk(count, -1)
-    return Top(at_targets - normalizers, largest - normalizers.unsqueeze(-1), ids)
+def outputs_of(logits: Tensor, targets: Tensor, normalizers: Tensor, top_k: int) -> TokenOutputs:
+    """Log-probs, and the likeliest tokens if any are wanted, of logits [tokens, vocabulary] with log Σ exp of each
+    row.
+    """
+    logps = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - normalizers
+    if not top_k:
+        return TokenOutputs(logps)
+    largest, ids = logits.topk(top_k, -1)
+    return TokenOutputs(logps, None, largest - normalizers.unsqueeze(-1), ids.int())
 
 
 def exponentials(logits: Tensor, probs: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:

@@ -399,7 +399,7 @@ def test_a_token_of_a_tool_changes_what_follows_it_and_nothing_else() -> None:
     """Row 1 is 2 own tokens, 3 of a tool, 2 own."""
     module = TokenLogProbs(model(), TEMPERATURE)
     with torch.no_grad():
-        before, after = (module(each.pick([1])) for each in (sequences(), changed(1, 3)))
+        before, after = (module(each.pick([1])).logps for each in (sequences(), changed(1, 3)))
     assert torch.equal(before[:2], after[:2])
     assert (before[2:] != after[2:]).all()
     assert torch.equal(sequences().pick([1]).targets, changed(1, 3).pick([1]).targets)
@@ -440,7 +440,7 @@ def test_together_is_one_sequence_at_a_time(form) -> None:
     module.form = form
     every = sequences()
     with torch.no_grad():
-        one_by_one = torch.cat([module(every.pick([row])) for row in range(len(ROWS))])
+        one_by_one = torch.cat([module(every.pick([row])).logps for row in range(len(ROWS))])
     expected = torch.tensor([logp for row in values(model()) for logp in row], dtype=torch.float32)
     torch.testing.assert_close(one_by_one, expected, rtol=1e-5, atol=1e-5)
     batches = form.micro_batches(every, range(len(ROWS)), 60)

@@ -76,9 +76,10 @@ def run(model: torch.nn.Module, temperature: float, never: tuple[int, ...], top:
     model.zero_grad()
     (3.0 * loss).backward()
     with torch.no_grad():
-        logps = module(pack)
-        likeliest = module(pack, top_k=top)[1:] if top else ()
-    columns = {"log-probs with a loss": torch.cat(seen[::2]), "entropies": torch.cat(seen[1::2]), "log-probs": logps}
+        logps, entropies = module(pack, entropies=True)[:2]
+        likeliest = module(pack, top_k=top)[2:] if top else ()
+    columns = {"log-probs with a loss": torch.cat(seen[::2]), "entropies with a loss": torch.cat(seen[1::2])}
+    columns |= {"log-probs": logps, "entropies": entropies}
     columns |= {f"likeliest {number}": values.double() for number, values in enumerate(likeliest)}
     return {"loss": loss.detach(), "gradient": gradient(model), **columns}
 

@@ -205,7 +205,7 @@ def test_the_likeliest_tokens_are_those_of_plain_transformers(path, monkeypatch)
     pack = packing.Sequences(PROMPTS, COMPLETIONS).pick(range(8))
     with torch.no_grad():
         top = module(pack, top_k=K)
-        assert torch.equal(top.logps, module(pack))
+        assert torch.equal(top.logps, module(pack).logps)
         logps = torch.cat([plain(exact, *pair) for pair in zip(PROMPTS, COMPLETIONS, strict=True)])
     torch.testing.assert_close(top.top_logps.double(), logps.topk(K).values, atol=1e-5, rtol=1e-5)
     assert torch.equal(top.top_ids, logps.topk(K).indices)

@@ -42,7 +42,7 @@ def own_choice(module: TokenLogProbs, pack: Pack) -> torch.Tensor:
 def passed(module: TokenLogProbs, pack: Pack) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
     """Log-probs, and the gradient of their sum."""
     module.zero_grad()
-    logps = module(pack)
+    logps = module(pack).logps
     logps.sum().backward()
     return logps.detach(), [parameter.grad for parameter in module.parameters()]
 

@@ -59,19 +59,22 @@ def test_a_few_tokens_at_a_time_give_the_loss_and_gradient_of_all_logits(monkeyp
     assert (slope - whole[2]).norm() < 1e-6 * whole[2].norm()
 
 
+@pytest.mark.parametrize("kind", [None, "gemma2"])
 @pytest.mark.parametrize("tokens", [3, 10**6])
-def test_log_probs_are_the_same_numbers_with_and_without_a_loss(monkeypatch, tokens) -> None:
+def test_log_probs_and_entropies_are_the_same_numbers_with_and_without_a_loss(monkeypatch, tokens, kind) -> None:
     """So that the ratio of a policy to itself is 1."""
     monkeypatch.setitem(lm_head.ELEMENTS, "cpu", 97 * tokens)
-    module, from_loss = TokenLogProbs(qwen3(), 0.7), [torch.zeros(0)]
+    module, from_loss = TokenLogProbs(qwen3() if kind is None else scaled(kind), 0.7), list[torch.Tensor]()
 
-    def loss(_, logps, mask, __):
-        from_loss.append(logps[mask].detach())
+    def loss(_, logps, mask, entropy):
+        from_loss.append(torch.stack([logps[mask].detach(), entropy[mask]]))
         return logps.sum()
 
     module(pack(), loss)
     with torch.no_grad():
-        assert torch.equal(torch.cat(from_loss), module(pack()))
+        logps, entropies, *_ = module(pack(), entropies=True)
+        assert torch.equal(torch.cat(from_loss, -1), torch.stack([logps, entropies]))
+        assert torch.equal(logps, module(pack()).logps)
 
 
 @pytest.mark.parametrize("tokens", [3, 10**6])
@@ -80,7 +83,7 @@ def test_log_probs_are_those_of_all_logits(monkeypatch, tokens) -> None:
     split, whole = TokenLogProbs(qwen3(), 0.7), TokenLogProbs(qwen3(), 0.7)
     whole.split = None
     with torch.no_grad():
-        torch.testing.assert_close(split(pack()), whole(pack()), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(split(pack()).logps, whole(pack()).logps, rtol=1e-6, atol=1e-6)
 
 
 def test_bfloat16_is_as_near_to_float32_as_all_logits_are() -> None:
