@@ -101,7 +101,8 @@ def _forward(
     kind: type[Projection] = getattr(self, KIND, Projection) if plain else Projection
     if inputs.loss_of is None:
         outputs = kind(hidden, self.weight, self.bias, inputs).outputs()
-        return TokenOutputs(*(None if part is None else inputs.pack.whole(part) for part in outputs))
+        whole: list[Any] = [None if part is None else inputs.pack.whole(part) for part in outputs]
+        return TokenOutputs(*whole)
     loss: Tensor = _Loss.apply(hidden, self.weight, self.bias, inputs, kind)  # type: ignore[no-untyped-call]
     return loss
 
@@ -160,7 +161,8 @@ class Projection:
     def outputs(self) -> TokenOutputs:
         """Log-probs, and what else `inputs` asks for."""
         parts = map(self._outputs, self._parts(slice(0, len(self.hidden))))
-        return TokenOutputs(*(None if of[0] is None else torch.cat(of) for of in zip(*parts, strict=True)))
+        joined: list[Any] = [None if of[0] is None else torch.cat(of) for of in zip(*parts, strict=True)]
+        return TokenOutputs(*joined)
 
     def _outputs(self, part: slice) -> TokenOutputs:
         if self.inputs.entropies:
