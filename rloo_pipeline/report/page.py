@@ -31,7 +31,7 @@ BY_ROUND = Chart(
     from_zero=False,
 )
 EACH_ROUND = BY_ROUND._replace(
-    caption="Share of right answers, by the round that made the policy. Shaded: 95% interval on some problems.",
+    caption="Share of right answers, by the round that made the policy. Shaded: 95% interval of “some problems”.",
     band_of=2,
 )
 
