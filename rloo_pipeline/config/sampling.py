@@ -24,7 +24,7 @@ def check_temperature(temperature: float) -> float:
     if not COLDEST <= temperature <= HOTTEST:
         raise ValueError(
             f"{temperature:g} is not from {COLDEST:g} to {HOTTEST:g}: vLLM refuses a higher temperature and turns a "
-            f"lower one into {COLDEST:g} without an error, so the trainer would compute log-probs at another temperature"
+            f"lower one into {COLDEST:g} without an error, so trainer and sampler would differ"
         )
     return temperature
 

@@ -49,7 +49,7 @@ def test_the_band_of_accuracy_has_the_colour_of_its_line_and_the_legend_only_lin
         caption, (band, *lines) = accuracy_chart(config, each_round)
         colour = next(line["line"]["color"] for line in lines if line["name"] == of)
         assert band["fillcolor"] == f"rgba({int(colour[1:3], 16)},{int(colour[3:5], 16)},{int(colour[5:], 16)},0.16)"
-        assert caption.endswith("interval on some problems." if each_round else "interval of “sampled”.")
+        assert caption.endswith("interval of “some problems”." if each_round else "interval of “sampled”.")
     assert [line["name"] for line in lines] == ["sampled", "greedy"]
     _, (_, *lines) = accuracy_chart(config, each_round=True, greedy=False)
     assert [line["name"] for line in lines] == ["sampled", "some problems, each round"]
