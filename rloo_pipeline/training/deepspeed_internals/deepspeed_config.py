@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+from enum import Enum
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
@@ -195,6 +196,11 @@ def save_reproducibly(state_dict: object, path: Path) -> str:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self.fast = True
+
+        def reducer_override(self, value: Any) -> Any:
+            if isinstance(value, Enum):  # Python 3.11.2, Debian 12's, would write a call of getattr: not loaded
+                return type(value), (value.value,)
+            return NotImplemented
 
     torch.serialization.set_crc32_options(False)
     pickle_module = SimpleNamespace(__name__="pickle", Pickler=Pickler)

@@ -21,3 +21,12 @@ def test_the_error_of_a_write_is_raised_and_not_what_torch_makes_of_it(tmp_path,
     monkeypatch.setattr(deepspeed_config.DigestedFile, "write", write_until_full)
     with pytest.raises(OSError, match="Disk quota exceeded"):
         deepspeed_config.save_reproducibly({"weights": torch.ones(1000)}, tmp_path / "state.pt")
+
+
+def test_a_state_of_any_python_can_be_loaded(tmp_path, monkeypatch) -> None:
+    """Python 3.11.2, which Debian 12 and the images have, pickles members of an Enum as calls of getattr."""
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+
+    monkeypatch.setattr(ZeroStageEnum, "__reduce_ex__", lambda self, protocol: (getattr, (type(self), self.name)))
+    deepspeed_config.save_reproducibly({"zero_stage": ZeroStageEnum.gradients}, tmp_path / "state.pt")
+    assert deepspeed_config.load_values(str(tmp_path / "state.pt")) == {"zero_stage": ZeroStageEnum.gradients}
