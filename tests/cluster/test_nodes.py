@@ -11,6 +11,8 @@ from slurm_project import GO_ON, Cluster
 
 pytestmark = pytest.mark.slow
 RANKS = {"processes": 2}
+UPDATES = ("update", "update_last")
+"""Rules of the two rounds' updates."""
 
 
 @pytest.fixture(scope="session")
@@ -36,13 +38,13 @@ def train(project: Cluster, finished: Project, stage: int, *options: str) -> Non
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
 
 
-def test_an_update_on_two_nodes_makes_the_policy_of_one_node_with_two_ranks(cluster, of_one_node) -> None:
-    """As a SLURM job of its own."""
-    expected = cluster.take(of_one_node).files("policies/00001/*")
-    again = (*GO_ON, "--forcerun=update", "--", "results/mini/policies/00001")
+def test_updates_on_two_nodes_make_the_policies_of_one_node_with_two_ranks(cluster, of_one_node) -> None:
+    """Each as a SLURM job of its own, the second from the state that the first has written."""
+    expected = cluster.take(of_one_node).files("policies/*/*")
+    again = (*GO_ON, "--forcerun", *UPDATES, "--allowed-rules", *UPDATES, "gate", "--", "results/mini/policies/00002")
     cluster.finish(cluster.start(*again, deepspeed=RANKS | {"zero_stage": 2, "nodes": 2}))
-    assert "2 ranks on node1, node2" in log(cluster, "00001")
-    assert cluster.files("policies/00001/*") == expected
+    assert all("2 ranks on node1, node2" in log(cluster, number) for number in ("00001", "00002"))
+    assert cluster.files("policies/*/*") == expected
 
 
 def test_ranks_on_the_nodes_of_a_job_stay_between_two_updates(cluster, finished) -> None:
@@ -51,8 +53,7 @@ def test_ranks_on_the_nodes_of_a_job_stay_between_two_updates(cluster, finished)
     """
     train(cluster, finished, 3)
     expected = cluster.files("policies/*/*")
-    updates = ("update", "update_last")
-    again = (*GO_ON, "--retries=0", "--forcerun", *updates, "--allowed-rules", *updates, "gate")
+    again = (*GO_ON, "--retries=0", "--forcerun", *UPDATES, "--allowed-rules", *UPDATES, "gate")
     steps = cluster.count_steps()
     job = cluster.submit(
         *("--nodes=2", "--time=10", "--", "--sdm=apptainer", *again, "--", "results/mini/policies/00002"),
