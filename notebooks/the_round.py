@@ -40,7 +40,7 @@ def train_on_demonstrations(model, tokenizer, steps):
         rows = arithmetic.demonstrations("train", 64, seed=step, worked_share=0, digits=2, signs="+")
         answers = [tokenizer(row["completion"][0]["content"] + tokenizer.eos_token)["input_ids"] for row in rows]
         pack = Sequences(prompt_ids(tokenizer, rows), answers).pick(range(len(rows)))
-        (-policy(pack).mean()).backward()
+        (-policy(pack).logps.mean()).backward()
         optimizer.step(), warm_up.step(), optimizer.zero_grad()
 
 
@@ -79,8 +79,8 @@ def train(rounds=20, sft_steps=300):
         # 3. log-probs of the sampled tokens under the policy before the update and under the reference
         pack = Sequences(prompts, completions).pick(range(len(rows)))
         with torch.no_grad():
-            old, mask = pack.unpack(policy(pack))
-            reference_logps, _ = pack.unpack(reference(pack))
+            old, mask = pack.unpack(policy(pack).logps)
+            reference_logps, _ = pack.unpack(reference(pack).logps)
 
         # 4. advantages: R' = R − β·KL of the completion, minus the mean R' of its K − 1 siblings
         divergence = kl.estimate("k1", old, reference_logps, mask).double().sum(-1)
@@ -89,7 +89,7 @@ def train(rounds=20, sft_steps=300):
         # 5. update: a completion is one action, whose ratio is clipped as in PPO; here twice on the same samples
         totals = Totals(completions=len(rows), tokens=int(mask.sum()), longest=LONGEST)
         for _ in range(2):
-            logps, _ = pack.unpack(policy(pack))
+            logps, _ = pack.unpack(policy(pack).logps)
             actions = losses(logps, old, advantages, mask, level="sequence", clip="ppo", bounds=BOUNDS)
             aggregate(actions.loss, mask, "sequence", totals).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -106,8 +106,16 @@ compile() { # On all cores; pip has but one. Some packages have templates with t
 }
 link_cuda() { # where nvcc and DeepSpeed look for the libraries of CUDA's wheels: names without a version, and lib64
     for cuda in .venv/lib/python*/site-packages/nvidia/cu[0-9]*; do
+        [ -d "$cuda/lib" ] || continue
         for library in "$cuda"/lib/lib*.so.*; do ln -sf "$(basename "$library")" "${library%%.so.*}.so"; done
         ln -sfn lib "$cuda/lib64"
+        # FlashInfer links kernels with -lcuda and looks here, too; many nodes have libcuda.so.1 only, and a login node none
+        driver=$(PATH=$PATH:/usr/sbin:/sbin ldconfig -p | sed -n 's/.*libcuda\.so\.1 .*64.*=> //p' | head -n 1)
+        for folder in "/usr/lib/$(uname -m)-linux-gnu" /usr/lib64; do
+            [ ! -d "$folder" ] || driver=${driver:-$folder/libcuda.so.1}
+        done
+        mkdir -p "$cuda/lib/stubs"
+        ln -sf "$driver" "$cuda/lib/stubs/libcuda.so"
     done
 }
 echo "unfinished $accelerator $PWD" >$stamp

@@ -76,6 +76,8 @@ def _fits(
     if whole is not None:
         config = advice.override(config, {"update.lora": None, "update.optimizer": whole})
     own = None if tokens is None else tokens // config.deepspeed.sequence_parallel
-    batch = None if own is None else memory.MicroBatch(own, own, several=True)
+    # completions are mostly shorter than the longest one, so that the same number of tokens has more prompts
+    copies = 1.0 if whole is not None else memory.copies(config, config.rollout.max_completion_length / 4)
+    batch = None if own is None else memory.MicroBatch(own, own, several=True, copies=copies)
     terms = memory.RunMemory(config, shape, device).update(batch, distills=whole is None)
     return memory.total(terms) <= room * memory.ROOM

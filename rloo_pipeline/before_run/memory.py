@@ -63,6 +63,8 @@ class MicroBatch(NamedTuple):
     """Number of completion tokens."""
     several: bool
     """True if a step has several micro-batches, so that gradients and activations exist at the same time."""
+    copies: float = 1.0
+    """Tokens that attention keeps, per token: it has a copy of a shared prompt for each completion."""
 
     @classmethod
     def largest(cls, config: Config) -> Self:
@@ -72,7 +74,12 @@ class MicroBatch(NamedTuple):
         parts = config.deepspeed.sequence_parallel
         per_group = sequences * parts / config.deepspeed.processes
         size = max(1.0, min(per_group, config.deepspeed.micro_batch_tokens // per_sequence))
-        return cls(round(size * per_sequence / parts), round(size * completion / parts), size < per_group)
+        return cls(
+            round(size * per_sequence / parts),
+            round(size * completion / parts),
+            size < per_group,
+            copies(config, completion),
+        )
 
 
 class RunMemory(NamedTuple):
@@ -226,19 +233,19 @@ class RunMemory(NamedTuple):
 
     def _layer(self, batch: MicroBatch) -> float:
         """Bytes of one layer's activations, including attention weights of whole sequences if it holds them."""
-        kept = batch.tokens * self._layer_bytes()
+        kept = batch.tokens * self._layer_bytes(batch.copies)
         if not self.shape.holds_scores:
             return kept
         sequences = batch.completion_tokens / self.config.rollout.max_completion_length
         return kept + SCORES * sequences * self.config.longest_sequence**2 * self.shape.query_heads
 
-    def _layer_bytes(self) -> float:
+    def _layer_bytes(self, copies: float) -> float:
         """Bytes per token that a layer keeps, without attention weights. Attention keeps queries, keys, values and
-        outputs of whole sequences, so it has a copy of a shared prompt for each completion.
+        outputs of `copies` tokens per token.
         """
-        widths, copied = self.shape._asdict(), self.config.longest_sequence / packed_length(self.config) - 1
+        widths = self.shape._asdict()
         kept = sum(float(multiple * widths[name]) for name, multiple in KEPT.items())
-        kept += copied * 2 * (self.shape.heads + self.shape.key_value)
+        kept += (copies - 1) * 2 * (self.shape.heads + self.shape.key_value)
         in_float32 = sum(float(multiple * widths[name]) for name, multiple in KEPT_IN_FLOAT32.items())
         return kept * self._size + in_float32 * (4 - self._size)
 
@@ -314,6 +321,12 @@ def packed_length(config: Config) -> float:
     """Number of tokens per completion of maximum length. Samples of a prompt share its tokens, except with images."""
     shared_by = 1 if config.dataset.shows_images else config.rollout.num_generations
     return config.dataset.max_prompt_length / shared_by + config.rollout.max_completion_length
+
+
+def copies(config: Config, completion: float) -> float:
+    """Tokens of whole sequences per packed token, with the longest prompts and completions of this length."""
+    longest = config.rollout.max_completion_length
+    return (config.longest_sequence - longest + completion) / (packed_length(config) - longest + completion)
 
 
 def total(terms: Terms) -> float:

@@ -18,6 +18,8 @@ from rloo_pipeline.report.frame import templates_of
 
 LOADERS = ("load_dataset", "load_from_disk", "from_list", "from_dict", "from_generator", "from_pandas", "from_json")
 """Functions of `datasets` that read rows. Statements that depend on them stay inside a function."""
+CHANGING = ("append", "extend", "insert", "add", "update", "sort", "reverse")
+"""Methods that change a list, a set or a dict."""
 OWN = {"train", "held_out", "rows", "_split"}
 """Names of the functions in data.py. Variables inside them may have these names too."""
 
@@ -118,7 +120,7 @@ def _mutated_names(statement: ast.stmt) -> Iterator[str]:
     defines = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
     for node in () if defines else ast.walk(statement):
         changed = node.targets if isinstance(node, ast.Assign) else []
-        if isinstance(node, ast.Call) and name_of(node.func) in ("append", "extend", "sort"):
+        if isinstance(node, ast.Call) and name_of(node.func) in CHANGING:
             changed = [node.func]
         for place in changed:
             while isinstance(place, ast.Attribute | ast.Subscript):

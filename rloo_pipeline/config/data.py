@@ -11,7 +11,8 @@ from pydantic import AfterValidator, Field
 from rloo_pipeline.config.section import JSON, Beta, Dtype, OptimizerName, Section
 
 
-def _braces(path: str | None) -> Iterator[str]:
+def braces(path: str | None) -> Iterator[str]:
+    """The problem with a path that has braces."""
     if path and "{" in path:
         yield f"{path}: Snakemake would take the braces for a wildcard; rename the file or folder"
 
@@ -33,7 +34,7 @@ class ModelSource(Section):
     def _problems(self) -> Iterator[str]:
         if (self.name_or_path is None) == (self.build is None):
             yield "give exactly one of name_or_path and build"
-        yield from _braces(self.name_or_path)
+        yield from braces(self.name_or_path)
 
     def in_place_of(self, model: Model) -> Model:
         """The section `model` of a run that starts from this source, in the same number format."""
@@ -84,7 +85,7 @@ class Source(Section):
     def _problems(self) -> Iterator[str]:
         if sum(source is not None for source in (self.name, self.path, self.generator)) != 1:
             yield "give exactly one of name, path and generator"
-        yield from _braces(self.path or self.name)
+        yield from braces(self.path or self.name)
 
 
 class PromptSelection(Section):

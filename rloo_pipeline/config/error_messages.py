@@ -121,9 +121,11 @@ def _suggestion(section: type[Section] | None, unknown: str) -> str:
     """
     if ":" in unknown:
         return "; YAML needs a space after the colon"
-    if unknown in KEYS_OF_OTHER_SYSTEMS:
-        return f"; {KEYS_OF_OTHER_SYSTEMS[unknown]}"
     fields = list(section.model_fields) if section else []
+    if meaning := KEYS_OF_OTHER_SYSTEMS.get(unknown):
+        named = (section_in(field.annotation) for name, field in Config.model_fields.items() if f"{name}." in meaning)
+        is_elsewhere = section not in (None, Config, *named)
+        return (did_you_mean(unknown, fields) if is_elsewhere else "") or f"; {meaning}"
     return did_you_mean(unknown, fields, 0.8) or _in_other_section(section, unknown) or did_you_mean(unknown, fields)
 
 

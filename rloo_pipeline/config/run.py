@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from rloo_pipeline.config import cross_checks
-from rloo_pipeline.config.data import ModelSource, Source
+from rloo_pipeline.config.data import ModelSource, Source, braces
 from rloo_pipeline.config.rewards import Reward
 from rloo_pipeline.config.run_keys import TENSORBOARD, RunKeys
 from rloo_pipeline.config.sampling import FP8
@@ -71,6 +71,7 @@ class Config(RunKeys):
     """Configuration of one run."""
 
     def _problems(self) -> Iterator[str]:
+        yield from (f"data_dir: {problem}" for problem in braces(self.data_dir))
         yield from cross_checks.problems(self)
 
     @property

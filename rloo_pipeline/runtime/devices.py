@@ -169,10 +169,11 @@ def _process_name(pid: int) -> str:
 
 
 def gpu_facts(facts: str) -> list[str]:
-    """Facts about the GPUs visible here, such as `name` or `name,memory.total`, one line per GPU; all GPUs if slices of
-    them or none are visible.
+    """Facts about the GPUs visible here, such as `name` or `name,memory.total`, one line per GPU; all GPUs if only
+    slices of them, or none, are visible, or if nvidia-smi does not know their names.
     """
-    return nvidia_smi(*_visible_only(), f"--query-gpu={facts}", "--format=csv,noheader,nounits")
+    query = f"--query-gpu={facts}", "--format=csv,noheader,nounits"
+    return nvidia_smi(*_visible_only(), *query) or nvidia_smi(*query)
 
 
 def _visible_only() -> list[str]:

@@ -31,7 +31,7 @@ def prepare(log: Path | None) -> None:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     # By default, CUDA gives the fastest GPU the number 0, nvidia-smi the first one on the bus.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    if not (os.environ.get("CUDA_PATH") or shutil.which("nvcc") or Path("/usr/local/cuda").exists()):
+    if not (os.environ.get("CUDA_PATH") or shutil.which("nvcc") or Path("/usr/local/cuda/bin/nvcc").exists()):
         _use_cuda_of_wheels()
     output.route_output(log)
     if log is not None or ranks.is_rank():

@@ -120,10 +120,10 @@ def changes(distribution: str) -> tuple[str, ...]:
 
 
 def _changes(distribution: str) -> Iterator[str]:
-    if distribution == "snakemake":
-        import_module("snakemake.api")  # snakemake.dag cannot be imported before it
     for module_name, rows in groupby(used(distribution), itemgetter("module")):
         try:
+            if distribution == "snakemake":
+                import_module("snakemake.api")  # snakemake.dag cannot be imported before it
             module = import_module(module_name)
         except ImportError:
             yield f"{module_name} cannot be imported"

@@ -50,7 +50,7 @@ def requeue_preempted(call: SnakemakeCall) -> None:
         if not succeeded and restarts < MOST_RESTARTS:
             with suppress(UserError):  # SLURM may not allow it
                 # the ranks of an update on several nodes are steps of their own, which end instead of this process
-                if scheduler._user_kill or slurm.preempting(os.environ["SLURM_JOB_ID"]):
+                if scheduler._user_kill or slurm.preempting(_own_name()):
                     _requeue()
         return succeeded
 
@@ -64,9 +64,13 @@ def _requeue() -> None:
     Raises:
         UserError: SLURM refuses, or does not answer.
     """
-    number, task = os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_ARRAY_TASK_ID")
-    job = slurm.job(number)
+    job = slurm.job(os.environ["SLURM_JOB_ID"])
     if job is not None and job.state == "RUNNING":
-        # the number of one task is that of the whole array
-        slurm.requeue(number if task is None else f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}")
+        slurm.requeue(_own_name())
         time.sleep(60)
+
+
+def _own_name() -> str:
+    """This process's job, or task of an array: the number of one task is that of the whole array."""
+    task = os.environ.get("SLURM_ARRAY_TASK_ID")
+    return os.environ["SLURM_JOB_ID"] if task is None else f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}"

@@ -67,7 +67,7 @@ class JobStates:
     def __init__(self) -> None:
         self._leaving: dict[str, float] = {}
         self._missing: dict[str, float] = {}
-        self._beyond: dict[str, float] = {}
+        self._beyond: dict[tuple[str, bool], float] = {}
         self._told: set[tuple[str, str]] = set()
 
     def judge(self, job: str, states: Mapping[str, str], now: float, has_records: bool = True) -> Verdict:
@@ -95,13 +95,15 @@ class JobStates:
             return Verdict(Outcome.FAILED, f"ended as {state} and was not put back into the queue")
         self._leaving.pop(job, None)
         never = _never_starts(reason)
+        beyond = job, bool(never)
+        self._beyond.pop((job, not never), None)
         if state == "PENDING" and (never or PASSING.fullmatch(reason)):
-            if now - self._beyond.setdefault(job, now) < BEYOND_LIMITS_FOR:
+            if now - self._beyond.setdefault(beyond, now) < BEYOND_LIMITS_FOR:
                 return Verdict(Outcome.ACTIVE)
             if never:
                 return Verdict(Outcome.NEVER, never)
         else:
-            self._beyond.pop(job, None)
+            self._beyond.pop(beyond, None)
         if state in HELD_STATES or state == "PENDING":
             return Verdict(Outcome.ACTIVE, self._once(job, state, reason))
         if state == "COMPLETED":

@@ -31,7 +31,8 @@ def evaluate(
         policy: the policy.
         name: name of the evaluation, such as `warmstart` or `final`.
         output: table for the sampled completions.
-        greedy: table for the greedy ones; empty if evaluation.greedy is false, or if the sampled ones are greedy.
+        greedy: table for the greedy completions; empty if evaluation.greedy is false, or if the sampled ones are
+            greedy.
         summary: JSON file for the summary.
     """
     evaluate_on(config, PromptSet(held_out_part(prompts)), policy, name, output, greedy, summary)

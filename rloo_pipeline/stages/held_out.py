@@ -35,7 +35,8 @@ def held_out(
 
     Args:
         config: the stage's configuration.
-        rollouts, scores: all tables that the round's rollout and score jobs wrote, in order.
+        rollouts: all tables that the round's rollout jobs wrote, in order.
+        scores: all tables that its score jobs wrote, in order.
         round_: number of the round, from 1.
         output: JSON file with the number of the policy and the fields of an evaluation's summary.
         events: TensorBoard file for the same numbers.

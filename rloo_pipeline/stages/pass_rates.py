@@ -18,7 +18,7 @@ def pass_rates(config: Config, round_: int, scores: Sequence[Path], earlier: Seq
         round_: number of the round, from 1.
         scores: all shards of the round's scores, in order.
         earlier: the table of the round before; in round 1 the shards of the stage `difficulty`, if it ran.
-        output: the table.
+        output: the table of pass rates.
 
     Raises:
         UserError: a table is missing, damaged, or from a different round.

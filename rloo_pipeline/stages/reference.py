@@ -29,7 +29,7 @@ def reference(config: Config, policy: Policy, rollouts: Path, output: Path, prom
         config: the stage's configuration.
         policy: the reference policy.
         rollouts: table of the shard's rollouts, or of the refill's, which can be empty.
-        output: the table.
+        output: the table of log-probs.
         prompts: folder that the stage `prompts` wrote; only needed if prompts have images.
     """
     write_logps("reference", [Scorer(config, policy)], rollouts, output, prompts)

@@ -41,7 +41,8 @@ def refill(
         prompts: folder that the stage `prompts` wrote.
         policy: the policy that sampled the shards.
         round_: number of the round, from 1.
-        rollouts, scores: all shards of the round's tables, in order.
+        rollouts: all shards of the round's rollouts, in order.
+        scores: all shards of its scores, in order.
         output: the table of rollouts.
         output_scores: the table of their scores.
         difficulty: all tables that `difficulty` wrote, in order.

@@ -35,10 +35,11 @@ def rollout(
         policy: the policy.
         round_: number of the round, from 1.
         shard: number of the shard, from 0.
-        output: the table.
+        output: the table of rollouts.
         held_out: table for some held-out completions of the same policy; without it, none are sampled.
         difficulty: all tables that `difficulty` wrote, in order, if `dataset.select` needs pass rates.
-        pass_rates: table that `pass-rates` wrote for the round that made the policy, if it needs later ones.
+        pass_rates: table that `pass-rates` wrote for the round that made the policy, if prompts are drawn by later pass
+            rates.
         before: all shards of the round before, with `rollout.token_budget`.
 
     Raises:

@@ -23,7 +23,7 @@ def teacher(config: Config, assets: Path, rollouts: Path, output: Path, prompts:
         config: the stage's configuration.
         assets: folder that `stage-assets` wrote.
         rollouts: table of the shard's rollouts.
-        output: the table.
+        output: the table of log-probs.
         prompts: folder that the stage `prompts` wrote, in a run with several teachers.
 
     Raises:

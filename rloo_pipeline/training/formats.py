@@ -6,16 +6,16 @@ from rloo_pipeline.runtime import devices
 from rloo_pipeline.training.deepspeed_internals import deepspeed_config
 
 OLDEST_BFLOAT16 = 8.0
-"""Lowest compute capability of vLLM in bfloat16, which torch and DeepSpeed emulate on older GPUs."""
+"""Lowest compute capability at which vLLM runs bfloat16; torch and DeepSpeed emulate it on older GPUs."""
 
 
 def trains_in(dtype: Dtype) -> bool:
-    """True if this machine has a number format; DeepSpeed is asked about the 16-bit formats, except bfloat16 on GPUs,
-    for which CUDA would have to start.
+    """True if this machine supports a number format; DeepSpeed is asked about the 16-bit formats, except bfloat16 on
+    GPUs, for which CUDA would have to start.
     """
     if dtype == "float32":
         return True
-    if dtype == "bfloat16" and devices.has_gpu():
+    if dtype == "bfloat16" and devices.device_type() == "cuda":
         return max(map(float, devices.gpu_facts("compute_cap")), default=OLDEST_BFLOAT16) >= OLDEST_BFLOAT16
     accelerator = deepspeed_config.accelerator()
     return bool(accelerator.is_fp16_supported() if dtype == "float16" else accelerator.is_bf16_supported())

@@ -218,7 +218,8 @@ def form_of_logits(causal: Any, head: nn.Linear) -> Form | None:
     try:
         output, recorded, logits = _run_with_products(causal, head, ids)
         # where the decoder gets more, such as embeddings that the model scales, it may compute something else
-        output = output or causal.base_model(input_ids=ids, use_cache=False)
+        if output is None:
+            output = causal.base_model(input_ids=ids, use_cache=False)
     finally:
         causal.train(training)
     hidden = getattr(output, "last_hidden_state", None)

@@ -84,7 +84,7 @@ def test_each_end_of_a_row_is_an_outcome_with_its_reason(outcome_of, acceptance,
 def test_a_machine_that_lacks_something_does_not_start_the_row(acceptance, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(acceptance.machine.devices, "gpu_facts", lambda _: ["NVIDIA H200"])
     monkeypatch.setattr(acceptance.machine, "_version", lambda _: None)
-    assert "not the packages for GPUs" in acceptance.machine.missing("gpu"), "all would run on the CPU"
+    assert "the packages for GPUs are not installed" in acceptance.machine.missing("gpu"), "all would run on the CPU"
     monkeypatch.setattr(acceptance.machine, "_version", lambda _: "0.32.0")
     assert acceptance.machine.missing("gpu") is None
     row = acceptance.Row("two", "", "rows_of_the_test:fails", 1, needs=("2 gpus",))

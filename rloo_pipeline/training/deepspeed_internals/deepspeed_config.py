@@ -198,7 +198,8 @@ def save_reproducibly(state_dict: object, path: Path) -> str:
             self.fast = True
 
         def reducer_override(self, value: Any) -> Any:
-            if isinstance(value, Enum):  # Python 3.11.2, Debian 12's, would write a call of getattr: not loaded
+            if isinstance(value, Enum):
+                # Python 3.11.2, Debian 12's, would write a call of getattr, which `load_values` refuses
                 return type(value), (value.value,)
             return NotImplemented
 

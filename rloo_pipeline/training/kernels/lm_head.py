@@ -12,7 +12,7 @@ therefore processed a few sequences at a time: each product with the vocabulary 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from math import inf
 from types import MethodType
@@ -160,7 +160,9 @@ class Projection:
 
     def outputs(self) -> TokenOutputs:
         """Log-probs, and what else `inputs` asks for."""
-        parts = map(self._outputs, self._parts(slice(0, len(self.hidden))))
+        # with entropies in the groups of `loss`, so that a policy's ratio to itself is 1
+        groups = self._groups() if self.inputs.entropies else [(range(0), slice(0, len(self.hidden)))]
+        parts = (self._outputs(part) for _, tokens in groups for part in self._parts(tokens))
         joined: list[Any] = [None if of[0] is None else torch.cat(of) for of in zip(*parts, strict=True)]
         return TokenOutputs(*joined)
 
@@ -182,6 +184,13 @@ class Projection:
         if self.form.cap < inf:
             self.slopes = torch.empty_like(self.probs)
 
+    def _groups(self) -> Iterable[tuple[range, slice]]:
+        """Groups of sequences whose softmax is held at once, and their tokens."""
+        lengths = self.inputs.pack.completion_lengths.tolist()
+        if self.inputs.pack.own is None:
+            return _groups(lengths, self.limit)
+        return [(range(len(lengths)), slice(0, len(self.hidden)))]  # spread over ranks, so all go together
+
     def loss(self, for_weight: bool, for_bias: bool) -> Float[Tensor, ""]:
         """The loss of all sequences; leaves its gradients in d_hidden, d_weight and d_bias."""
         self._make_room(self.limit)
@@ -191,10 +200,7 @@ class Projection:
         if for_bias and self.bias is not None:
             self.d_bias = torch.zeros_like(self.bias, dtype=torch.float32)
         total = self.hidden.new_zeros((), dtype=torch.float32)
-        lengths = self.inputs.pack.completion_lengths.tolist()
-        whole = self.inputs.pack.own is None  # otherwise sequences are spread over ranks, so all go together
-        every = (range(len(lengths)), slice(0, len(self.hidden)))
-        for sequences, tokens in _groups(lengths, self.limit) if whole else (every,):
+        for sequences, tokens in self._groups():
             total += self._backward_group(sequences, tokens)
         self.d_weight = None if self.d_weight is None else self.d_weight.to(self.weight.dtype)
         self.d_bias = None if self.d_bias is None or self.bias is None else self.d_bias.to(self.bias.dtype)

@@ -49,8 +49,9 @@ def test_activations_are_those_that_torch_keeps(name, prompt, completion, sample
     config = of_kind(**SIZES, **HEADS, **more, sliding_window=4096)
     keys = {"deepspeed": {"gradient_checkpointing": False}, "dataset": {"max_prompt_length": prompt}}
     run = Config(**mini(**keys, rollout={"max_completion_length": completion, "num_generations": max(4, samples)}))
+    tokens, copies = prompt + samples * completion, samples * (prompt + completion)
     predicted = RunMemory(run, model_dims.read(Path(), config.to_dict()), "cuda").activations(
-        MicroBatch(2 * (prompt + samples * completion), 2 * samples * completion, several=False)
+        MicroBatch(2 * tokens, 2 * samples * completion, several=False, copies=copies / tokens)
     )
     measured = kept(kind(config), prompt, completion, samples)
     assert measured <= predicted <= 1.5 * measured

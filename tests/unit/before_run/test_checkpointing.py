@@ -62,7 +62,8 @@ def test_micro_batches_are_as_large_as_the_card_allows(optimizer, recomputed) ->
 
     def needed(tokens: int) -> float:
         plain = advice.override(config, {"update.optimizer": optimizer or config.update.optimizer})
-        batch = MicroBatch(tokens, tokens, several=True)
+        copies = 1.0 if optimizer else memory.copies(config, config.rollout.max_completion_length / 4)
+        batch = MicroBatch(tokens, tokens, several=True, copies=copies)
         return memory.total(RunMemory(plain, SHAPE, "cuda").update(batch)) / memory.ROOM
 
     def chosen(room: float, device: str = "cuda") -> int | str:

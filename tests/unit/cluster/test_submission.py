@@ -163,7 +163,9 @@ allocation.work(allocation.Plan([], folder, folder, False, None))
 """
 
 
-@pytest.mark.parametrize("end", ["sleep 0.5; exit 1", "exec sleep 600"])
+@pytest.mark.parametrize(
+    "end", ["kill -TERM $PPID; sleep 0.5; exit 1", "kill -TERM $PPID; exec sleep 600", "exec sleep 600"]
+)
 def test_a_job_that_slurm_has_ended_leaves_no_process_where_only_its_shell_was_killed(
     tmp_path, monkeypatch, end
 ) -> None:
@@ -172,7 +174,7 @@ def test_a_job_that_slurm_has_ended_leaves_no_process_where_only_its_shell_was_k
     executable(
         tmp_path,
         "snakemake",
-        f"echo $PPID >{tmp_path}/new; mv {tmp_path}/new {tmp_path}/number; kill -TERM $PPID; {end}",
+        f"echo $PPID >{tmp_path}/new; mv {tmp_path}/new {tmp_path}/number; {end}",
     )
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     (tmp_path / "job.py").write_text(SUBMITTED)
@@ -182,3 +184,4 @@ def test_a_job_that_slurm_has_ended_leaves_no_process_where_only_its_shell_was_k
     shell.kill()
     shell.wait()
     wait_until(lambda: has_ended(number), seconds=60)
+    assert not list(tmp_path.rglob("outcome.json")), "the job may be at work again"

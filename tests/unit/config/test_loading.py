@@ -51,6 +51,7 @@ def message_of(folder: Path, text: str) -> str:
         ("max_prompt_length", "max_promt_length", "did you mean 'max_prompt_length'?"),
         ("beta:", "kl_coef:", "the KL coefficient is algorithm.beta"),
         ("{beta: 0.05", "{clip_ratio: 0.05", "the clip range is algorithm.epsilon"),
+        ("{num_generations: 2", "{max_response_length: 2", "did you mean 'max_completion_length'?"),
         (
             "max_prompt_length",
             "max_completion_length",
@@ -80,6 +81,7 @@ def message_of(folder: Path, text: str) -> str:
         ),
         ("report: {", "report: [", ", line 32: not valid YAML"),
         ("build: rloo_pipeline.demo.character_model:tiny_qwen3", "name_or_path: 'm{b}'", ": model: m{b}: Snakemake"),
+        ("seed: 1", "seed: 1\ndata_dir: 'd{x}'", ": data_dir: d{x}: Snakemake would take"),
         ("size: 50}}", "size: 50}}\n  dev: {path: 'd{x}.jsonl'}", ": dataset.dev: d{x}.jsonl: Snakemake would"),
         ("run: mini", "run: 2026-02-30", ": not valid YAML: day is out of range for month; put text"),
     ],

@@ -108,6 +108,14 @@ def test_why_a_job_waits_for_a_person_is_said_once(text, words) -> None:
     assert second.message == ""
 
 
+def test_a_job_beyond_a_limit_has_its_ten_minutes_after_it_has_waited_for_others() -> None:
+    states, late = JobStates(), BEYOND_LIMITS_FOR
+    waits = [(0.0, "QOSMaxJobsPerUserLimit"), (late, "QOSMaxJobsPerUserLimit"), (late + 1, "PartitionTimeLimit")]
+    verdicts = [states.judge("7", {"7": f"PENDING {reason}"}, now) for now, reason in waits]
+    assert {verdict.outcome for verdict in verdicts} == {Outcome.ACTIVE}
+    assert states.judge("7", {"7": "PENDING PartitionTimeLimit"}, 2 * late + 1).outcome is Outcome.NEVER
+
+
 @pytest.mark.parametrize(
     ("reason", "words"),
     [

@@ -23,6 +23,7 @@ def unable(monkeypatch) -> None:
     accelerator_stub = SimpleNamespace(is_fp16_supported=lambda: False, is_bf16_supported=lambda: False)
     monkeypatch.setattr(accelerator, "get_accelerator", lambda: accelerator_stub)
     monkeypatch.setattr(formats.devices, "has_gpu", lambda: False)
+    monkeypatch.setattr(formats.devices, "device_type", lambda: "cpu")
 
 
 @pytest.mark.usefixtures("unable")
@@ -35,15 +36,24 @@ def test_what_deepspeed_does_not_train_in_is_refused(dtype, other) -> None:
 
 @pytest.mark.parametrize(("capabilities", "right"), [(["7.5"], False), (["8.0", "8.0"], True), ([], True)])
 def test_an_old_gpu_has_no_bfloat16_which_deepspeed_would_emulate(capabilities, right, monkeypatch) -> None:
-    monkeypatch.setattr(formats.devices, "has_gpu", lambda: True)
+    monkeypatch.setattr(formats.devices, "device_type", lambda: "cuda")
     monkeypatch.setattr(formats.devices, "gpu_facts", {"compute_cap": capabilities}.__getitem__)
     assert formats.trains_in("bfloat16") == right
+
+
+def test_a_gpu_that_is_not_used_takes_no_format_away(monkeypatch) -> None:
+    """With the packages for CPUs, or an empty CUDA_VISIBLE_DEVICES."""
+    monkeypatch.setattr(formats.devices, "has_gpu", lambda: True)
+    monkeypatch.setattr(formats.devices, "device_type", lambda: "cpu")
+    monkeypatch.setattr(formats.devices, "gpu_facts", lambda _: ["7.5"])
+    assert formats.trains_in("bfloat16")
 
 
 @pytest.mark.parametrize(("dtype", "has_gpu"), [("float16", False), ("bfloat16", True)])
 def test_no_engine_is_started_and_no_policy_loaded_for_it(dtype, has_gpu, unable, monkeypatch) -> None:
     config = Config(**mini(model={"dtype": dtype}))
     monkeypatch.setattr(formats.devices, "has_gpu", lambda: has_gpu)
+    monkeypatch.setattr(formats.devices, "device_type", lambda: "cuda" if has_gpu else "cpu")
     monkeypatch.setattr(formats.devices, "gpu_facts", lambda _: ["7.5"])
     monkeypatch.setattr(Policy, "digest", "")
     monkeypatch.setattr(groups.plain_model, "check_tensors", lambda *_: None)
