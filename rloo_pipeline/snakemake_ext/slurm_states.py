@@ -145,7 +145,7 @@ def _waits_for_a_person(job: str, state: str, reason: str) -> str:
     if BUDGET.fullmatch(reason):
         return f"waits because the account's hours are used up ({reason}): another account, or the next period, helps"
     if LIMITED.fullmatch(reason):
-        remedy = "if there are none, set its resources, slurm_account or qos in the profile, and start the run again"
+        remedy = "if no others run, set its resources, slurm_account or qos in the profile, and start the run again"
         return f"waits until other jobs of its user, account or QOS end ({reason}); {remedy}"
     if UNAVAILABLE.fullmatch(reason):
         return f"waits for nodes that are down or that the cluster does not have ({reason}); `sinfo -R` says more"

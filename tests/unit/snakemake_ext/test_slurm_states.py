@@ -119,8 +119,8 @@ def test_a_job_beyond_a_limit_has_its_ten_minutes_after_it_has_waited_for_others
 @pytest.mark.parametrize(
     ("reason", "words"),
     [
-        ("QOSMaxJobsPerUserLimit", "user, account or QOS end (QOSMaxJobsPerUserLimit); if there are none"),
-        ("AssocGrpCpuLimit", "user, account or QOS end (AssocGrpCpuLimit); if there are none"),
+        ("QOSMaxJobsPerUserLimit", "user, account or QOS end (QOSMaxJobsPerUserLimit); if no others run"),
+        ("AssocGrpCpuLimit", "user, account or QOS end (AssocGrpCpuLimit); if no others run"),
         ("Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions", "sinfo -R"),
     ],
 )
