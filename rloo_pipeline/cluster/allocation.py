@@ -108,9 +108,8 @@ def work(plan: Plan) -> None:
     stopping = _wait(snakemake, plan, end, margin, shell)
     watch.close()
     done = snakemake.returncode == 0 or watch.complete
-    if (
-        terminations or os.getppid() != shell
-    ) and not done:  # SLURM is ending the job and kills this process or, without cgroups, only its shell
+    # SLURM is ending the job and kills this process or, without cgroups, only its shell
+    if (terminations or os.getppid() != shell) and not done:
         deadline = time.monotonic() + 300
         while os.getppid() == shell and time.monotonic() < deadline:
             time.sleep(0.5)

@@ -116,8 +116,9 @@ def _follow(location: tuple[int | str, ...], whole: type[Section]) -> tuple[list
 
 
 def _suggestion(section: type[Section] | None, unknown: str) -> str:
-    """Suggests a known key for an unknown one: by its meaning in other systems, a similar key of the section, the same
-    key of another section, or a less similar key of the section; in this order.
+    """Suggests a known key for an unknown one: by its meaning in other systems, but in a section that the meaning does
+    not name first a similar key; else a similar key of the section, the same key of another section, or a less similar
+    key of the section; in this order.
     """
     if ":" in unknown:
         return "; YAML needs a space after the colon"
