@@ -73,7 +73,7 @@ def _connect(role: str, argv: Sequence[str], terminal: int) -> tuple[int, socket
     deadline = time.monotonic() + PATIENCE[role]
     while True:
         busy = False
-        names, run = _listening(os.environ[FOLDER], role, _shard(argv)), _run_of(argv)
+        names, run = _listening(os.environ[FOLDER], role), _run_of(argv)
         for name in sorted(names, key=lambda name: _last_run(name) not in ("", run)):
             try:
                 lock = os.open(f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -109,22 +109,13 @@ def _last_run(name: str) -> str:
         return ""
 
 
-def _shard(argv: Sequence[str]) -> int:
-    """The shard of the table that a stage writes; 0 for other outputs."""
-    output = argv[argv.index("--output") + 1] if "--output" in argv[:-1] else ""
-    name, end = os.path.splitext(os.path.basename(output))
-    return int(name) if end == ".parquet" and name.isdigit() else 0
-
-
-def _listening(folder: str, role: str, shard: int) -> list[str]:
-    """Socket paths of a role's workers without `.sock`; for one shard, the same worker comes first in every round."""
+def _listening(folder: str, role: str) -> list[str]:
+    """Socket paths of a role's workers without `.sock`."""
     try:
         files = sorted(file for file in os.listdir(folder) if file.startswith(f"{role}-") and file.endswith(".sock"))
     except FileNotFoundError:
         return []
-    names = [os.path.join(folder, file[:-5]) for file in files]
-    first = shard % len(names) if names else 0
-    return names[first:] + names[:first]
+    return [os.path.join(folder, file[:-5]) for file in files]
 
 
 def _request(path: str, argv: Sequence[str], terminal: int) -> socket.socket:

@@ -160,21 +160,6 @@ def test_a_stage_runs_in_its_own_process_if_the_folder_of_the_workers_goes_meanw
     assert client.run_stage(HELP) is None
 
 
-def test_a_shard_goes_to_the_same_worker_in_every_round(tmp_path) -> None:
-    for number in range(3):
-        (tmp_path / f"sampler-{number}.sock").touch()
-
-    def order(shard: int) -> list[int]:
-        return [int(name[-1]) for name in client._listening(str(tmp_path), "sampler", shard)]
-
-    assert [order(shard) for shard in range(4)] == [[0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 1, 2]]
-    argv = ["rollout", "--round", "00002", "--shard", "004", "--output", "run/rounds/00002/rollouts/004.parquet"]
-    assert client._shard(argv) == 4
-    assert client._shard(["score", "--parts", "--output", "run/rounds/00002/scores/012.parquet"]) == 12
-    assert client._shard(["update", "--output", "run/policies/00003", "--metrics", "m"]) == 0
-    assert client._shard(["rollout", "--output"]) == 0
-
-
 def test_a_worker_ends_with_its_controller_and_leaves_nothing(worker, controller) -> None:
     controller.kill()
     controller.wait()
