@@ -70,15 +70,10 @@ def section_of(config: Config) -> Harness:
     """The section `evaluation.harness`.
 
     Raises:
-        UserError: the section is not set, or lm-eval cannot be imported.
+        UserError: the section is not set.
     """
     if config.evaluation.harness is None:
         raise UserError("evaluation.harness is not set; name its tasks")
-    try:
-        import lm_eval  # noqa: F401
-    except ImportError as error:
-        why = f"evaluation.harness needs lm-eval, which cannot be imported ({error}); run `make setup`"
-        raise UserError(why) from error
     return config.evaluation.harness
 
 
