@@ -207,14 +207,8 @@ def _get(url: str, path: str) -> dict[str, Any]:
 
 
 def _connect(url: str) -> Any:
-    try:
-        from websockets.sync.client import connect
-    except ImportError:
-        raise UserError(
-            "rollout.environment: talking to an OpenEnv server needs the package websockets, which this Python lacks; "
-            "leave out rollout.environment_python (the server has its own), or install websockets there"
-        ) from None
     from websockets.exceptions import WebSocketException
+    from websockets.sync.client import connect
 
     try:
         address = f"ws{url.removeprefix('http')}/ws"
