@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field
 
 from rloo_pipeline.config.error_messages import checked
 from rloo_pipeline.config.evaluation import Select
@@ -23,13 +23,6 @@ RESERVED = ("shared", "logs", "benchmarks", "test", "functions")
 """Names of folders inside an experiment, so no arm can have them."""
 OWN = {"run": "it follows from the arm and the seed", "seed": "list the seeds under `seeds`"}
 """Keys that no arm can change, and why."""
-
-
-KINDS: Mapping[str, tuple[type, str, str]] = {
-    "vary": (list, "keys and a list of values for each", "a list of values"),
-    "arms": (dict, "names and keys of each", "a mapping of keys to values"),
-}
-"""Type of a value, and descriptions of the whole mapping and of a value."""
 
 
 class Experiment(Section):
@@ -49,20 +42,6 @@ class Experiment(Section):
     """Selection of an arm, and of a round in each of its runs, like `select` in a run. Default: the base's value."""
     functions: Literal["ask", "keep", "take"] | None = None
     """How to treat edited functions, like `functions` in a run. Default: the base's value."""
-
-    @field_validator("vary", "arms", mode="before")
-    @classmethod
-    def _check_kinds(cls, named: Any, about: ValidationInfo) -> Any:
-        """Checks that each value in `vary` is a list, and each arm a mapping. An arm may be empty."""
-        kind, whole, each = KINDS[str(about.field_name)]
-        if not isinstance(named, dict):
-            raise ValueError(f"must be a mapping, {whole}, got {named!r:.100}")
-        if kind is dict:
-            named = {name: {} if changes is None else changes for name, changes in named.items()}
-        for name, value in named.items():
-            if not isinstance(value, kind):
-                raise ValueError(f"{name}: must be {each}, got {value!r:.100}")
-        return named
 
     def _problems(self) -> Iterator[str]:
         if len(set(self.seeds)) < len(self.seeds):

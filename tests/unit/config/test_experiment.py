@@ -86,7 +86,7 @@ def test_files_of_round_2_are_the_runs_own(runs) -> None:
 
 
 def test_shared_files_name_the_runs_that_use_them(runs) -> None:
-    run_set = runs(arms={"a": None, "b": {"update.learning_rate": 1e-6}, "c": {"rollout.temperature": 0.9}}, seeds=[0])
+    run_set = runs(arms={"a": {}, "b": {"update.learning_rate": 1e-6}, "c": {"rollout.temperature": 0.9}}, seeds=[0])
     homes_of_a, homes_of_c = run_set.homes["lr/a/0"], run_set.homes["lr/c/0"]
     assert run_set.users[homes_of_a["warmstart"]] == "lr/a/0 and 2 more"
     assert run_set.users[homes_of_a["rollout"]] == "lr/a/0 and 1 more"
@@ -113,10 +113,10 @@ def test_a_configuration_of_one_run_is_one_run(tmp_path) -> None:
         ({"base": "lr.yaml"}, "lr.yaml: an experiment of several runs, where one run is needed"),
         ({"vary": {"update.learning_rat": [1]}}, "did you mean 'learning_rate'"),
         ({"vary": {"algorithm.preset": []}}, "vary.algorithm.preset: the list is empty"),
-        ({"vary": {"rounds": 3}}, "lr.yaml: vary: rounds: must be a list of values, got 3"),
-        ({"vary": ["rounds"]}, "vary: must be a mapping, keys and a list of values for each, got ['rounds']"),
-        ({"arms": ["a", "b"]}, "arms: must be a mapping, names and keys of each"),
-        ({"arms": {"a": 3}}, "arms: a: must be a mapping of keys to values, got 3"),
+        ({"vary": {"rounds": 3}}, "lr.yaml: vary: Input should be a valid list, got 3"),
+        ({"vary": ["rounds"]}, "vary: Input should be a valid dictionary, got ['rounds']"),
+        ({"arms": ["a", "b"]}, "arms: Input should be a valid dictionary, got ['a', 'b']"),
+        ({"arms": {"a": 3}}, "arms: Input should be a valid dictionary, got 3"),
         ({"seeds": [0, -1]}, "seeds.1: Input should be greater than or equal to 0"),
         ({"arms": {"shared": {}}}, "'shared' cannot be the name of an arm"),
         ({"arms": {"a/b": {}}}, "'a/b' cannot be the name of an arm"),
