@@ -5,6 +5,7 @@ lines.
 import logging
 import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -202,7 +203,7 @@ class RunDisplay:
         with self._lock:
             job = self._running.pop(number, None) or RunningJob(rule, 0.0)
         status = next((self._exit_status.pop(log) for log in logs if log in self._exit_status), 0)
-        if self.interrupted:
+        if self.interrupted or (self.stopping and status == 128 + signal.SIGTERM):  # the whole process group got it
             return
         message = failures.message_of(logs, reported, status, job.logs)
         self._failures[number] = Failure(job.title, message, logs)

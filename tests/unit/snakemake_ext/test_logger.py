@@ -229,6 +229,23 @@ def test_an_interrupted_call_says_how_to_go_on(tmp_path, capfd) -> None:
     assert not any(line.startswith("failed:") for line in lines)
 
 
+def test_a_job_that_ended_by_the_signal_that_told_the_call_to_stop_has_not_failed(tmp_path, capfd) -> None:
+    """As when SLURM or a service manager sends SIGTERM to all processes."""
+    call = Call(tmp_path / "results" / "mini")
+    call.planned(2)
+    log = tmp_path / "score.log"
+    for number, status in ((3, 143), (4, 1)):
+        call.job(number, "score")
+        call.event("Will exit after finishing currently running jobs (scheduler).")
+        error = f"Command 'rloo score --log={log}' returned non-zero exit status {status}."
+        call.event(f"RuleException:\nCalledProcessError in file x, line 30:\n{error}", level=logging.ERROR)
+        call.failed(number, "score", log)
+    call.handler.close()
+    lines = capfd.readouterr().err.splitlines()
+    assert not any("killed by SIGTERM" in line for line in lines)
+    assert any("ended with exit status 1" in line for line in lines)
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_call_that_was_told_to_start_no_more_jobs_says_how_to_go_on(tmp_path, capfd, jobs) -> None:
     """Snakemake ends with an error even if all jobs are done by then."""
