@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TextIO
@@ -62,8 +63,10 @@ class RunDisplay:
         """Takes the stream to show it on, and Snakemake's output options."""
         environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a locale without UTF-8 has no character for an arrow
         # a duplicate descriptor, which stays the terminal while the output of jobs is redirected
-        file = os.fdopen(os.dup(stream.fileno()), "w", buffering=1) if terminal else stream
+        file = os.fdopen(os.dup(stream.fileno()), "w", buffering=1, errors="replace") if terminal else stream
         self._console = Terminal(file=file, force_terminal=terminal, no_color=not color, _environ=environment)
         self._is_dry_run, self._planned = dry_run, list[PlannedJob]()
         self._show_failed_logs = show_failed_logs

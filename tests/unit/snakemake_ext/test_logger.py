@@ -25,6 +25,7 @@ from rloo_pipeline.runtime import scratch
 from rloo_pipeline.snakemake_ext import configfiles, dag_messages, dry_run, failures, lost_metadata
 from rloo_pipeline.snakemake_ext.dry_run import PlannedJob
 from rloo_pipeline.snakemake_ext.logger import LogHandler, LogHandlerSettings
+from rloo_pipeline.snakemake_ext.run_display import RunDisplay
 from rloo_pipeline.snakemake_ext.stage_lines import StageLines
 
 
@@ -260,6 +261,13 @@ def test_a_call_that_was_told_to_start_no_more_jobs_says_how_to_go_on(tmp_path, 
     assert not any("WorkflowError" in line for line in lines)
     ending = "finished in " if jobs == 1 else "Stopped before all jobs were done; the same command continues from here."
     assert lines[-1].startswith(ending)
+
+
+def test_a_locale_without_the_character_of_an_arrow_loses_no_line(tmp_path) -> None:
+    with (tmp_path / "output").open("w", encoding="latin-1") as stream:
+        display = RunDisplay(stream, dry_run=True, color=True, show_failed_logs=False)
+        display.message("rollout.shards: 2 → 1")
+    assert (tmp_path / "output").read_text() == "rollout.shards: 2 ? 1\n"
 
 
 def test_the_display_ends_before_the_call_that_finishes_a_stopped_run(tmp_path, capfd) -> None:
