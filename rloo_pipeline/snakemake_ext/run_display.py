@@ -67,7 +67,7 @@ class RunDisplay:
             stream.reconfigure(errors="replace")  # a locale without UTF-8 has no character for an arrow
         # a duplicate descriptor, which stays the terminal while the output of jobs is redirected
         file = os.fdopen(os.dup(stream.fileno()), "w", buffering=1, errors="replace") if terminal else stream
-        self._console = Terminal(file=file, force_terminal=terminal, no_color=not color, _environ=environment)
+        self._console = Terminal(file=file, force_terminal=terminal, no_color=not color or None, _environ=environment)
         self._is_dry_run, self._planned = dry_run, list[PlannedJob]()
         self._show_failed_logs = show_failed_logs
         self._runs: list[tuple[Config, Path]] = []

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import pty
 import sys
 import time
 from pathlib import Path
@@ -268,6 +269,17 @@ def test_a_locale_without_the_character_of_an_arrow_loses_no_line(tmp_path) -> N
         display = RunDisplay(stream, dry_run=True, color=True, show_failed_logs=False)
         display.message("rollout.shards: 2 → 1")
     assert (tmp_path / "output").read_text() == "rollout.shards: 2 ? 1\n"
+
+
+def test_no_color_in_the_environment_takes_colours_away(monkeypatch) -> None:
+    """Of a terminal, which gets escape sequences for the cursor all the same."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    master, terminal = pty.openpty()
+    with open(terminal, "w") as stream:
+        display = RunDisplay(stream, dry_run=False, color=True, show_failed_logs=False)
+        display.message("a warning", logging.WARNING)
+    assert os.read(master, 100) == b"a warning\r\n"
+    os.close(master)
 
 
 def test_the_display_ends_before_the_call_that_finishes_a_stopped_run(tmp_path, capfd) -> None:
