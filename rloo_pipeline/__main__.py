@@ -7,14 +7,14 @@ import signal
 import sys
 from io import TextIOWrapper
 
-from rloo_pipeline.workers import client
-
 
 def main() -> None:
     """The command `rloo`. Imports `cli` only if no worker takes the command."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a locale without UTF-8 has no characters for curves
     try:
+        from rloo_pipeline.workers import client  # here, so that Ctrl-C at the start of a job prints no traceback
+
         code = client.run_stage(sys.argv[1:])
         if code is None:
             before = signal.getsignal(signal.SIGINT)

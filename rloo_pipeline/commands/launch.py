@@ -179,9 +179,14 @@ def _run_child(argv: Sequence[str], project: Path, typed: str) -> int:
     environment = caches.for_snakemake() | {failures.COMMAND: typed}
     with subprocess.Popen(argv, cwd=project, env=environment, text=True, **pipes) as child:
         try:
-            for line in child.stdout or ():
-                print(line, end="", flush=True)
+            _print_output(child)
         except KeyboardInterrupt:
             child.terminate()
+            _print_output(child)  # how it ends; a second interrupt does not wait for that
             raise
     return int(child.returncode)
+
+
+def _print_output(child: subprocess.Popen[str]) -> None:
+    for line in child.stdout or ():
+        print(line, end="", flush=True)

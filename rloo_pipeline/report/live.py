@@ -90,7 +90,7 @@ def watched(run: RunFiles, progress: Progress, now: float | None = None) -> Rend
     elif progress.finished:
         state = Text("  finished", "green")
     elif not progress.working:
-        state = Text("  no job is running, according to its files", "yellow")
+        state = Text("  between two jobs, or not running", "yellow")
     details = ["", _curves(run), *_diagnosis(showing(run.symptoms(since=len(run.rounds)), len(run.rounds))), ""]
     jobs = map(_working, progress.working)
     view = frame([LiveRun(run, now=now)], progress.stages, jobs, ROUNDS, state, details)

@@ -5,9 +5,11 @@ lines.
 import logging
 import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TextIO
@@ -61,9 +63,11 @@ class RunDisplay:
         """Takes the stream to show it on, and Snakemake's output options."""
         environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a locale without UTF-8 has no character for an arrow
         # a duplicate descriptor, which stays the terminal while the output of jobs is redirected
-        file = os.fdopen(os.dup(stream.fileno()), "w", buffering=1) if terminal else stream
-        self._console = Terminal(file=file, force_terminal=terminal, no_color=not color, _environ=environment)
+        file = os.fdopen(os.dup(stream.fileno()), "w", buffering=1, errors="replace") if terminal else stream
+        self._console = Terminal(file=file, force_terminal=terminal, no_color=not color or None, _environ=environment)
         self._is_dry_run, self._planned = dry_run, list[PlannedJob]()
         self._show_failed_logs = show_failed_logs
         self._runs: list[tuple[Config, Path]] = []
@@ -202,7 +206,7 @@ class RunDisplay:
         with self._lock:
             job = self._running.pop(number, None) or RunningJob(rule, 0.0)
         status = next((self._exit_status.pop(log) for log in logs if log in self._exit_status), 0)
-        if self.interrupted:
+        if self.interrupted or (self.stopping and status == 128 + signal.SIGTERM):  # the whole process group got it
             return
         message = failures.message_of(logs, reported, status, job.logs)
         self._failures[number] = Failure(job.title, message, logs)

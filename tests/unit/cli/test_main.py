@@ -203,21 +203,22 @@ def test_functions_that_are_called_with_the_options_of_a_command_take_them() -> 
         signature.bind(*[None] * before, **dict.fromkeys(names))
 
 
-def test_ctrl_c_during_imports_prints_nothing() -> None:
-    """Even if the imported library catches KeyboardInterrupt, as pydantic does."""
+@pytest.mark.parametrize("package", ["cli", "workers"])
+def test_ctrl_c_during_imports_prints_nothing(package) -> None:
+    """Even if a library that `cli` imports catches KeyboardInterrupt, as pydantic does."""
     code = """
 import os, signal, sys
 from rloo_pipeline import __main__
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it starts with &
 class Interrupted:
     def find_spec(self, name, *_):
-        if name == "rloo_pipeline.cli":
+        if name == f"rloo_pipeline.{sys.argv[1]}":
             try:
                 os.kill(os.getpid(), signal.SIGINT)
             except KeyboardInterrupt:
-                raise ValueError("of the library") from None
+                raise ValueError("of the library") if sys.argv[1] == "cli" else KeyboardInterrupt from None
 sys.meta_path.insert(0, Interrupted())
 __main__.main()
 """
-    outcome = subprocess.run([sys.executable, "-c", code, "check"], capture_output=True, text=True, check=False)
+    outcome = subprocess.run([sys.executable, "-c", code, package], capture_output=True, text=True, check=False)
     assert (outcome.returncode, outcome.stdout, outcome.stderr) == (130, "", "")

@@ -66,7 +66,7 @@ def test_jobs_that_only_some_runs_have_are_shown(tmp_path) -> None:
     assert [job.job.stage for job in progress.working] == ["score_alone"]
     totals = {stage.name: stage.total for stage in progress.stages}
     assert totals["score_alone"] == 16
-    assert "no job is running" not in shown(run)
+    assert "not running" not in shown(run)
 
 
 def test_the_evaluation_of_what_a_run_chose_is_a_job_of_it(tmp_path) -> None:
@@ -75,7 +75,7 @@ def test_the_evaluation_of_what_a_run_chose_is_a_job_of_it(tmp_path) -> None:
     write_json(run / "selection.json", {})
     write_log(run, "evaluate_chosen/1.log", "2026-01-01 00:00:00,000 INFO rloo: sampling")
     assert "evaluate_chosen/1: sampling" in shown(run)
-    assert "no job is running" not in shown(run)
+    assert "not running" not in shown(run)
 
 
 @pytest.mark.parametrize(

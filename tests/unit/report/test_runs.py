@@ -79,6 +79,22 @@ def test_the_path_of_a_configuration_starts_in_the_folder_of_the_project(tmp_pat
     assert str(tmp_path / "mine.yaml") in seen
 
 
+def test_an_interrupted_call_shows_how_the_run_ends(tmp_path, monkeypatch) -> None:
+    lines: list[str] = []
+
+    def show(line: str, **_: object) -> None:
+        lines.append(line)
+        if len(lines) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch, "print", show, raising=False)
+    ends = "signal.signal(signal.SIGTERM, lambda *_: sys.exit('Stopped'))"
+    program = f"import signal, sys; {ends}; print('begins', flush=True); signal.pause()"
+    with pytest.raises(KeyboardInterrupt):
+        launch._run_child([sys.executable, "-c", program], tmp_path, "")
+    assert lines == ["begins\n", "Stopped\n"]
+
+
 def test_rollouts_come_with_their_scores_and_advantages(folder: Path) -> None:
     run = rloo_pipeline.open_run(str(folder))
     rows = run.rollouts(1)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import pty
 import sys
 import time
 from pathlib import Path
@@ -25,6 +26,7 @@ from rloo_pipeline.runtime import scratch
 from rloo_pipeline.snakemake_ext import configfiles, dag_messages, dry_run, failures, lost_metadata
 from rloo_pipeline.snakemake_ext.dry_run import PlannedJob
 from rloo_pipeline.snakemake_ext.logger import LogHandler, LogHandlerSettings
+from rloo_pipeline.snakemake_ext.run_display import RunDisplay
 from rloo_pipeline.snakemake_ext.stage_lines import StageLines
 
 
@@ -229,6 +231,23 @@ def test_an_interrupted_call_says_how_to_go_on(tmp_path, capfd) -> None:
     assert not any(line.startswith("failed:") for line in lines)
 
 
+def test_a_job_that_ended_by_the_signal_that_told_the_call_to_stop_has_not_failed(tmp_path, capfd) -> None:
+    """As when SLURM or a service manager sends SIGTERM to all processes."""
+    call = Call(tmp_path / "results" / "mini")
+    call.planned(2)
+    log = tmp_path / "score.log"
+    for number, status in ((3, 143), (4, 1)):
+        call.job(number, "score")
+        call.event("Will exit after finishing currently running jobs (scheduler).")
+        error = f"Command 'rloo score --log={log}' returned non-zero exit status {status}."
+        call.event(f"RuleException:\nCalledProcessError in file x, line 30:\n{error}", level=logging.ERROR)
+        call.failed(number, "score", log)
+    call.handler.close()
+    lines = capfd.readouterr().err.splitlines()
+    assert not any("killed by SIGTERM" in line for line in lines)
+    assert any("ended with exit status 1" in line for line in lines)
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_call_that_was_told_to_start_no_more_jobs_says_how_to_go_on(tmp_path, capfd, jobs) -> None:
     """Snakemake ends with an error even if all jobs are done by then."""
@@ -243,6 +262,24 @@ def test_a_call_that_was_told_to_start_no_more_jobs_says_how_to_go_on(tmp_path, 
     assert not any("WorkflowError" in line for line in lines)
     ending = "finished in " if jobs == 1 else "Stopped before all jobs were done; the same command continues from here."
     assert lines[-1].startswith(ending)
+
+
+def test_a_locale_without_the_character_of_an_arrow_loses_no_line(tmp_path) -> None:
+    with (tmp_path / "output").open("w", encoding="latin-1") as stream:
+        display = RunDisplay(stream, dry_run=True, color=True, show_failed_logs=False)
+        display.message("rollout.shards: 2 → 1")
+    assert (tmp_path / "output").read_text() == "rollout.shards: 2 ? 1\n"
+
+
+def test_no_color_in_the_environment_takes_colours_away(monkeypatch) -> None:
+    """Of a terminal, which gets escape sequences for the cursor all the same."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    master, terminal = pty.openpty()
+    with open(terminal, "w") as stream:
+        display = RunDisplay(stream, dry_run=False, color=True, show_failed_logs=False)
+        display.message("a warning", logging.WARNING)
+    assert os.read(master, 100) == b"a warning\r\n"
+    os.close(master)
 
 
 def test_the_display_ends_before_the_call_that_finishes_a_stopped_run(tmp_path, capfd) -> None:
