@@ -74,9 +74,11 @@ def refuse_unknown_rules(call: SnakemakeCall) -> None:
 
 
 def refuse_executor(call: SnakemakeCall) -> None:
-    """Refuses Snakemake's own SLURM executor."""
+    """Refuses Snakemake's own SLURM executor, and ranks on several nodes for jobs that run on this machine alone."""
     if call.workflow.executor_plugin.name == "slurm":
         raise UserError(
             "executor: slurm submits cancelled jobs again and loses tasks of arrays; in the profile, "
             f"{slurm_checks.USE_OURS}"
         )
+    if call.workflow.local_exec:
+        nodes.require_job(max(config.deepspeed.nodes for config in call.runs.configs.values()))
