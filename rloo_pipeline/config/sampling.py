@@ -35,6 +35,8 @@ Temperature = Annotated[float, AfterValidator(check_temperature)]
 class Rollout(Section):
     """Sampling of the completions that a round trains on, with vLLM."""
 
+    USED_WITH = {"environment_sandbox": ("environment_memory_mb",)}
+
     num_generations: int = Field(4, ge=2)
     """K, the number of completions per prompt. The baseline of each one is the mean reward of the other K−1."""
     generation_batch_size: int = Field(256, ge=2)
@@ -149,12 +151,14 @@ class Rollout(Section):
         if len(set(self.tools)) < len(self.tools):
             yield f"tools: two are the same ({', '.join(self.tools)}); name each once"
         if not self.uses_tools:
-            for key in self.changed("max_turns", "max_tool_calling_iterations"):
-                yield f"{key}: completions without tools have one turn; set tools or environment, or drop it"
-            for key in self.changed(
-                *("environment_sandbox", "environment_image", "environment_python", "environment_gpus")
-            ):
-                yield f"{key}: there are no processes without tools; set tools or environment, or drop it"
+            yield from self.unused(
+                (
+                    *("max_turns", "max_tool_calling_iterations", "tool_parser", "environment_sandbox"),
+                    *("environment_image", "environment_python", "environment_gpus", "environment_timeout"),
+                    *("environment_workers", "environment_memory_mb"),
+                ),
+                "without tools; set tools or environment",
+            )
         if self.environment_python and (self.environment_sandbox or self.environment_image):
             yield (
                 "environment_python: the sandbox has the Python of the stages and an image has its own; leave out this "
