@@ -10,7 +10,7 @@ from rloo_pipeline.config.corrections import KL, Mismatch, ResponseLength
 from rloo_pipeline.config.data import ModelSource
 from rloo_pipeline.config.distillation import Teacher
 from rloo_pipeline.config.estimators import estimators
-from rloo_pipeline.config.section import Section
+from rloo_pipeline.config.section import Reference, Section
 from rloo_pipeline.errors import did_you_mean
 
 RatioLevel = Literal["sequence", "sequence_mean", "token"]
@@ -86,7 +86,7 @@ class Algorithm(Section):
     tokens of highest covariance are held near the old policy. `none`: REINFORCE without a ratio. All but `ppo`, `cispo`
     and `none` need `importance_sampling_level: token`.
     """
-    loss: str | None = None
+    loss: Reference | None = None
     """Your own loss instead of `clip`, as `module:function` or `file.py:function`. It is called as `f(logps, old_logps,
     advantages, mask)` with tensors [completions, tokens] and returns the loss of each token. Each token is an action.
     """

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from rloo_pipeline.config.section import JSON, Beta, Dtype, OptimizerName, Section
+from rloo_pipeline.config.section import JSON, Beta, Dtype, OptimizerName, Reference, Section
 
 
 def braces(path: str | None) -> Iterator[str]:
@@ -27,7 +27,7 @@ class ModelSource(Section):
     """
     revision: str | None = None
     """Commit, tag or branch of a Hub model. The commit that was downloaded is recorded in assets.json."""
-    build: str | None = None
+    build: Reference | None = None
     """`module:function` or `file.py:function` that writes a model folder; called as `f(folder, seed, **build_options)`.
     """
     build_options: JSON = {}
@@ -73,7 +73,7 @@ class Source(Section):
     """Hub id of a dataset, or a folder that `datasets.load_dataset` can read."""
     path: str | None = None
     """A .jsonl, .json or .parquet file; a relative path starts at `data_dir` if that is set."""
-    generator: str | None = None
+    generator: Reference | None = None
     """`module:function` or `file.py:function` that returns a list of rows (dicts); called as `f(**options)`."""
     options: JSON = {}
     """Keyword arguments for `generator`."""

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from rloo_pipeline.config.generation import GenerationKwargs
-from rloo_pipeline.config.section import Section
+from rloo_pipeline.config.section import Reference, Section
 
 FP8 = "fp8"
 """Name of the number format of an engine with quantized weights."""
@@ -91,13 +91,13 @@ class Rollout(Section):
     """Train a mixture of experts with the experts that the sampler chose (routing replay): rollouts store the choices,
     and the trainer's router only weights the chosen experts. Needs a GPU for sampling; not with tools or images.
     """
-    environment: str | dict[str, str] | None = None
+    environment: Reference | dict[str, str] | None = None
     """`module:Class` or `file.py:Class` of an environment, by TRL's contract (`environment_factory`): `reset(**row)`
     returns the text that ends the prompt, public methods are tools, `get_reward()` scores the episode. Or a mapping of
     names to such classes; the column `environment` of the data then names one for each row. For other libraries, write
     `openenv:URL`, `openenv:COMMAND` or `verifiers:TASKSET`. See docs/environments.md.
     """
-    tools: list[str] = []
+    tools: list[Reference] = []
     """Functions that the model may call, as `module:function` or `file.py:function`, in addition to those of its
     environment. The chat template puts their types and docstrings into the prompt.
     """

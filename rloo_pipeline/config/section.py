@@ -5,6 +5,7 @@ from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -24,6 +25,18 @@ JSON = dict[str, Any]
 OR_ONE = BeforeValidator(lambda values: [values] if isinstance(values, str) else values)
 """A list of strings may also be a single string, as in transformers."""
 S = TypeVar("S", bound="Section")
+
+
+def check_reference(name: str) -> str:
+    """Returns the name if it has the form of a function's; otherwise raises ValueError."""
+    module, _, function = name.rpartition(":")
+    if not module or not function:
+        raise ValueError(f"'{name}' names no function; write `module:function` or `path/file.py:function`")
+    return name
+
+
+Reference = Annotated[str, AfterValidator(check_reference)]
+"""Name of a function or class, as `import_string` reads it."""
 
 
 BY_RUN = "by run"

@@ -50,6 +50,11 @@ def message_of(folder: Path, text: str) -> str:
         ("seed: 1", "learning_rate: 1", ": unknown key 'learning_rate'; did you mean 'reward_model.learning_rate' or"),
         ("max_prompt_length", "max_promt_length", "did you mean 'max_prompt_length'?"),
         ("beta:", "kl_coef:", "the KL coefficient is algorithm.beta"),
+        (
+            "{beta: 0.05",
+            "{beta: 0.05, loss: mine",
+            ": algorithm.loss: 'mine' names no function; write `module:function`",
+        ),
         ("{beta: 0.05", "{clip_ratio: 0.05", "the clip range is algorithm.epsilon"),
         ("{num_generations: 2", "{max_response_length: 2", "did you mean 'max_completion_length'?"),
         (
