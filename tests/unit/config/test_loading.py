@@ -112,13 +112,15 @@ WITHOUT_EFFECT = {
     "update={optimizer: adafactor, adam_epsilon: 1e-6}": "adam_epsilon has no effect with optimizer: adafactor",
     "rollout={tool_parser: hermes}": "rollout: tool_parser has no effect without tools; set tools or environment",
     "rollout={tools: [a.py:f], environment_memory_mb: 512}": "memory_mb has no effect without environment_sandbox",
+    "rewards=[{function: 'a.py:answer', gpus: 1}]; evaluation={each_round: 4}": "each_round has no effect, since the",
+    "warmstart={sft: null}; checks={demonstrations: 8}": "demonstrations has no effect without warmstart.sft; set",
     "evaluation={temperature: 0}": "num_generations has no effect at temperature 0",
 }
 
 
 @pytest.mark.parametrize(("change", "message"), WITHOUT_EFFECT.items())
 def test_a_key_that_nothing_would_read_is_refused_but_not_in_a_finished_run(change, message, tmp_path) -> None:
-    changes = ["correct={reward: answer}", change]
+    changes = ["correct={reward: answer}", *change.split("; ")]
     with pytest.raises(UserError, match=re.escape(message)):
         load(MINI, changes)
     file = tmp_path / "config.yaml"

@@ -163,8 +163,10 @@ def test_a_dry_run_says_what_a_run_would_refuse_and_takes_no_lock(monkeypatch, s
     starting.in_image = False
     (run / "evaluation" / "final").mkdir(parents=True)
     write_json(run / "summary.json", {"rounds": starting.runs.first.rounds + 1})
+    starting.runs = RunSet({"mini": Config(**mini(container={"image": "a.sif"}))})
     starting.prepare()
-    assert ["evaluation and report of round" in sentence for sentence in said] == [True]
+    assert ["--sdm apptainer" in sentence for sentence in said] == [True, False]
+    assert ["evaluation and report of round" in sentence for sentence in said] == [False, True]
 
 
 def test_only_a_finished_run_lacks_a_policy(starting) -> None:
