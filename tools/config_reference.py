@@ -242,7 +242,8 @@ def _name(annotation: Any, places: dict[Model, list[str]]) -> str:
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return f"[section](#{_anchor(places[annotation])})"
     if origin is Annotated:
-        return f"{_name(arguments[0], places)} {_bounds(arguments[1])}".rstrip()
+        limits = _bounds(arguments[1]) if isinstance(arguments[1], FieldInfo) else ""
+        return f"{_name(arguments[0], places)} {limits}".rstrip()
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in arguments)
     if origin is list:

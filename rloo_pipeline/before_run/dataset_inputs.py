@@ -50,8 +50,11 @@ def require_hub_name(name: str, folder: Path, key: str) -> None:
         key: configuration key, for messages.
 
     Raises:
-        UserError: the name is the path of a file, or of a folder that is missing.
+        UserError: the name is the path of a file, or of a folder that is missing, or the Hub has no such names.
     """
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
     if folder.is_file():
         raise UserError(f"{folder}: is a file, and {key} names a folder; correct it")
     parts = Path(name).parts
@@ -60,6 +63,12 @@ def require_hub_name(name: str, folder: Path, key: str) -> None:
             str(folder)
         )
         raise UserError(f"{folder}: no such folder ({key}, relative to {Path.cwd()}){suggestion}")
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        raise UserError(
+            f"{name}: neither a folder (relative to {Path.cwd()}) nor a Hub id such as org/name; correct {key}"
+        ) from None
 
 
 def data_place(data_dir: str | None, key: str, source: Source) -> str | None:

@@ -65,6 +65,15 @@ class RankStep(NamedTuple):
         self.failed.unlink(missing_ok=True)
 
 
+def require_job(nodes: int) -> None:
+    """Raises UserError if ranks on this many nodes would need a SLURM job, and this process is in none."""
+    if nodes > 1 and slurm.own_job() is None:
+        raise UserError(
+            f"deepspeed.nodes is {nodes}, but this is not a SLURM job: use `snakemake --profile profiles/slurm`, or "
+            f"`rloo submit --nodes {nodes}`"
+        )
+
+
 def prepare(layout: RankLayout, output: Path, arguments: Sequence[str], options: Sequence[str] = ()) -> RankStep:
     """Builds the step that runs `rloo ARGUMENTS` as ranks on several nodes of this SLURM job.
 
@@ -78,11 +87,7 @@ def prepare(layout: RankLayout, output: Path, arguments: Sequence[str], options:
         UserError: this is not a SLURM job.
     """
     nodes, processes, threads = layout
-    if slurm.own_job() is None:
-        raise UserError(
-            f"deepspeed.nodes is {nodes}, but this is not a SLURM job: use `snakemake --profile profiles/slurm`, or "
-            f"`rloo submit --nodes {nodes}`"
-        )
+    require_job(nodes)
     rendezvous = output.parent / f".{output.name}.{uuid.uuid4().hex[:8]}.tmp"
     rendezvous.parent.mkdir(parents=True, exist_ok=True)
     rendezvous.touch()

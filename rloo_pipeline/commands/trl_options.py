@@ -60,8 +60,7 @@ class Translation:
         """Values by key, written as `section.key`."""
         self.rows: list[ArgumentRow] = []
         self.read: set[str] = {"output_dir", "model_init_kwargs", "reward_weights"}
-        if "clip" in tables.LOSSES.get(str(self.options.get("loss_type")), ()) and self.options.pop("delta", None):
-            self.read.add("delta")  # it has no effect on these losses
+        self._drop_unused()
         if kind == "RLOO":
             self.keys["algorithm.preset"] = "trl"
         self._same()
@@ -78,6 +77,17 @@ class Translation:
         self.read.add(option)
         origin = "" if option in self.given else " (TRL's default)"
         self.rows.append(ArgumentRow(option, shown(self.options.get(option)) + origin, here, note))
+
+    def _drop_unused(self) -> None:
+        """Leaves out options that have no effect on the loss or with the optimizer."""
+        loss, unused = str(self.options.get("loss_type")), list[str]()
+        if "clip" in tables.LOSSES.get(loss, ()):
+            unused += ["delta"] if loss == "cispo" else ["delta", "epsilon", "epsilon_high"]
+        if tables.OPTIMIZERS.get(str(self.options.get("optim"))) == "adafactor":
+            unused += ["adam_beta1", "adam_beta2", "adam_epsilon"]
+        for name in unused:
+            self.options.pop(name, None)
+        self.read |= {*unused}
 
     def _same(self) -> None:
         for name, key in tables.KEYS.items():
@@ -191,7 +201,7 @@ class Translation:
             self.add(option, "update.warmup_steps", f"{steps} optimizer steps" if ratio else "")
         betas = [self.options.get("adam_beta1", 0.9), self.options.get("adam_beta2", 0.999)]
         for name in ("adam_beta1", "adam_beta2"):
-            if name in self.given:
+            if name in self.given and name in self.options:
                 self.keys["update.adam_betas"] = betas
                 self.add(name, "update.adam_betas", "one key for both")
         if optimizer := tables.OPTIMIZERS.get(str(self.options.get("optim"))):
@@ -230,9 +240,10 @@ class Translation:
                     f"loss_type cispo without an epsilon_high above 1: the bound of ratios is then {bound:g}, which "
                     "scales the loss down; set it, such as to 5.0"
                 )
-            self.keys.pop("algorithm.epsilon_high", None)
+            for name in ("epsilon", "epsilon_high"):
+                self.keys.pop(f"algorithm.{name}", None)
+                self.rows = [row for row in self.rows if row.option != name]
             algorithm["epsilon_high"] = bound - 1
-            self.rows = [row for row in self.rows if row.option != "epsilon_high"]
             self.add("epsilon_high", "algorithm.epsilon_high", "the bound minus 1")
         if self.options["beta"]:
             self.options.setdefault("use_bias_correction_kl", True)

@@ -10,7 +10,7 @@ from rloo_pipeline.config.corrections import KL, Mismatch, ResponseLength
 from rloo_pipeline.config.data import ModelSource
 from rloo_pipeline.config.distillation import Teacher
 from rloo_pipeline.config.estimators import estimators
-from rloo_pipeline.config.section import Section
+from rloo_pipeline.config.section import Reference, Section
 from rloo_pipeline.errors import did_you_mean
 
 RatioLevel = Literal["sequence", "sequence_mean", "token"]
@@ -86,7 +86,7 @@ class Algorithm(Section):
     tokens of highest covariance are held near the old policy. `none`: REINFORCE without a ratio. All but `ppo`, `cispo`
     and `none` need `importance_sampling_level: token`.
     """
-    loss: str | None = None
+    loss: Reference | None = None
     """Your own loss instead of `clip`, as `module:function` or `file.py:function`. It is called as `f(logps, old_logps,
     advantages, mask)` with tensors [completions, tokens] and returns the loss of each token. Each token is an action.
     """
@@ -230,6 +230,15 @@ class Algorithm(Section):
             yield f"clip: {self.clip} has a term for each token; set importance_sampling_level: token"
         if self.loss is not None and (self.importance_sampling_level != "token" or self.clip != "ppo"):
             yield "loss gives each token its own loss; set importance_sampling_level: token, and leave clip out"
+        if self.loss is not None or self.clip in ("kl_cov", "sapo", "vespo", "none"):
+            cause = f"clip: {self.clip}" if self.loss is None else "your own loss"
+            chosen = presets.PRESETS.get(str(self.preset), {})
+            bounds = (key for key in ("epsilon", "epsilon_high", "delta") if getattr(self, key) != chosen.get(key))
+            yield from self.unused(tuple(bounds), f"with {cause}; use clip: ppo")
+        if self.clip == "cispo" and self.epsilon_high is not None:
+            yield from self.unused(
+                ("epsilon",), "with clip: cispo, which has only the upper bound epsilon_high; drop that"
+            )
         for key in self.changed(*type(self).model_fields):
             prefixes = ("sapo", "vespo", "clip_cov", "kl_cov")
             clip = next((name for name in prefixes if key.startswith(f"{name}_")), self.clip)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from rloo_pipeline.config.section import JSON, Beta, Dtype, OptimizerName, Section
+from rloo_pipeline.config.section import JSON, Beta, Dtype, OptimizerName, Reference, Section
 
 
 def braces(path: str | None) -> Iterator[str]:
@@ -20,12 +20,14 @@ def braces(path: str | None) -> Iterator[str]:
 class ModelSource(Section):
     """A local folder, a Hub id, or a function that builds a model."""
 
+    USED_WITH = {"name_or_path": ("revision",)}
+
     name_or_path: str | None = None
     """Hub id or local folder of a causal language model with safetensors weights and a tokenizer. Give this or `build`.
     """
     revision: str | None = None
     """Commit, tag or branch of a Hub model. The commit that was downloaded is recorded in assets.json."""
-    build: str | None = None
+    build: Reference | None = None
     """`module:function` or `file.py:function` that writes a model folder; called as `f(folder, seed, **build_options)`.
     """
     build_options: JSON = {}
@@ -65,11 +67,13 @@ class Model(ModelSource):
 class Source(Section):
     """Source of rows. Set exactly one of `name`, `path` and `generator`."""
 
+    USED_WITH = {"name": ("config_name", "split", "revision")}
+
     name: str | None = None
     """Hub id of a dataset, or a folder that `datasets.load_dataset` can read."""
     path: str | None = None
     """A .jsonl, .json or .parquet file; a relative path starts at `data_dir` if that is set."""
-    generator: str | None = None
+    generator: Reference | None = None
     """`module:function` or `file.py:function` that returns a list of rows (dicts); called as `f(**options)`."""
     options: JSON = {}
     """Keyword arguments for `generator`."""
@@ -110,6 +114,10 @@ class PromptSelection(Section):
     def _problems(self) -> Iterator[str]:
         if self.pass_rate is None and self.weights == "none":
             yield "does not select anything; set pass_rate or weights, or leave the section out"
+        if self.pass_rate is None and self.weights == "online":
+            yield from self.unused(
+                ("num_generations",), "with weights: online alone; set weights: static, or pass_rate"
+            )
         if self.pass_rate is None:
             return
         low, high = self.pass_rate
@@ -224,6 +232,10 @@ class Sft(Section):
     def _problems(self) -> Iterator[str]:
         if self.warmup_steps >= self.steps:
             yield f"warmup_steps ({self.warmup_steps}) leaves none of the {self.steps} steps after it; set fewer"
+        if self.lr_scheduler_type == "constant":
+            yield from self.unused(("min_lr_ratio",), "with a constant rate; set lr_scheduler_type")
+        if self.optimizer == "adafactor":
+            yield from self.unused(("adam_betas",), "with optimizer: adafactor; set another one")
 
 
 class Warmstart(Section):

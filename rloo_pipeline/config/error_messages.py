@@ -50,19 +50,20 @@ KEYS_OF_OTHER_SYSTEMS = {key: meaning for keys, meaning in MEANINGS for key in k
 """Keys of TRL, verl, OpenRLHF and others, and what they are called here."""
 
 
-def checked(section: type[S], raw: Any, origin: str) -> S:
+def checked(section: type[S], raw: Any, origin: str, context: str | None = None) -> S:
     """Validates a mapping as a section or as a whole file.
 
     Args:
         section: section class that defines the keys.
         raw: the mapping.
         origin: source of the mapping, for the message.
+        context: `BY_RUN`, if a run wrote it.
 
     Raises:
         UserError: a key is unknown, missing or out of range; the message names the first such key and what to do.
     """
     try:
-        return section.model_validate(raw)
+        return section.model_validate(raw, context=context)
     except ValidationError as error:
         raise UserError(f"{origin}: {_first_problem(error, section)}") from None
 

@@ -73,6 +73,14 @@ class Evaluation(Section):
     max_completion_length: int | None = Field(None, ge=1)
     """Maximum completion length in tokens. Default: `rollout.max_completion_length`."""
 
+    def _problems(self) -> Iterator[str]:
+        if self.num_prompts is not None and (self.each_round or 0) > self.num_prompts:
+            yield f"each_round ({self.each_round}) exceeds num_prompts ({self.num_prompts}); change one of the two"
+        if self.temperature == 0:
+            yield from self.unused(
+                ("num_generations",), "at temperature 0, where all completions are the same; raise it"
+            )
+
 
 class Select(Section):
     """Selects a policy on the rows of `dataset.dev`, and evaluates it once on the test rows, `dataset.eval`. In each

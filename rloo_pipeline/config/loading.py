@@ -14,7 +14,7 @@ from pydantic import Field
 
 from rloo_pipeline.config import Config, Reward, Section, removed_keys
 from rloo_pipeline.config.error_messages import checked
-from rloo_pipeline.config.section import JSON, merge
+from rloo_pipeline.config.section import BY_RUN, JSON, merge
 from rloo_pipeline.errors import UserError, did_you_mean, raise_disk_error
 from rloo_pipeline.runtime.installation import DEFAULT_CONFIG, NO_PROJECT
 
@@ -102,7 +102,8 @@ def _load_text(text: str, origin: str, changes: tuple[str, ...], by_run: bool) -
     require_one_run(raw, origin)
     if by_run:
         removed_keys.forget(raw)
-    return validate(merge(_require_mapping(raw, origin), read_changes(changes)), origin)
+    whole = merge(_require_mapping(raw, origin), read_changes(changes))
+    return checked(Config, whole, origin, BY_RUN if by_run else None)
 
 
 def is_experiment(raw: object) -> bool:
@@ -202,7 +203,7 @@ def load_rewards(path: Path, run: Config) -> list[Reward]:
     rest = run.model_dump(
         mode="json", exclude={"rewards": True, "correct": True, "evaluation": True, "dataset": {"select"}}
     )
-    return validate({**rest, "rewards": plain}, str(path)).rewards
+    return checked(Config, {**rest, "rewards": plain}, str(path), BY_RUN).rewards
 
 
 def reward_from_arguments(function: str, options: str, timeout: float, batch: str) -> Reward:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rloo_pipeline.config.section import JSON, Section
+from rloo_pipeline.config.section import JSON, Reference, Section
 
 REWARD_MODEL = "rloo_pipeline.rewards.model:reward_model"
 """The reward function that scores with a reward model."""
@@ -15,7 +15,7 @@ REWARD_MODEL = "rloo_pipeline.rewards.model:reward_model"
 class Reward(Section):
     """One reward function. The reward of a completion is the weighted sum over all functions."""
 
-    function: str
+    function: Reference
     """`module:function` or `file.py:function`, called with TRL's arguments for reward functions."""
     name: str | None = None
     """Name of its column `scores/<name>` and of its metrics. Default: the name of the function."""

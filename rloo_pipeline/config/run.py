@@ -15,7 +15,7 @@ from rloo_pipeline.config.data import ModelSource, Source, braces
 from rloo_pipeline.config.rewards import Reward
 from rloo_pipeline.config.run_keys import TENSORBOARD, RunKeys
 from rloo_pipeline.config.sampling import FP8
-from rloo_pipeline.config.section import JSON
+from rloo_pipeline.config.section import JSON, Unused
 from rloo_pipeline.stages.table import STAGES
 
 TABLE_COLUMNS = (
@@ -40,6 +40,14 @@ class Config(RunKeys):
 
     def _problems(self) -> Iterator[str]:
         yield from (f"data_dir: {problem}" for problem in braces(self.data_dir))
+        if self.evaluation.each_round and self.deciding_reward.gpus:
+            yield Unused(
+                f"evaluation.each_round has no effect, since the reward {self.deciding_reward.column}, which decides, "
+                "needs GPUs (rewards.gpus); name another in correct.reward, or leave each_round out"
+            )
+        if self.warmstart.sft is None:
+            unused = self.checks.unused(("demonstrations",), "without warmstart.sft; set that")
+            yield from (Unused(f"checks: {problem}") for problem in unused)
         yield from cross_checks.problems(self)
 
     @property

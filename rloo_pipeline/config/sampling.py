@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from rloo_pipeline.config.generation import GenerationKwargs
-from rloo_pipeline.config.section import Section
+from rloo_pipeline.config.section import Reference, Section
 
 FP8 = "fp8"
 """Name of the number format of an engine with quantized weights."""
@@ -34,6 +34,8 @@ Temperature = Annotated[float, AfterValidator(check_temperature)]
 
 class Rollout(Section):
     """Sampling of the completions that a round trains on, with vLLM."""
+
+    USED_WITH = {"environment_sandbox": ("environment_memory_mb",)}
 
     num_generations: int = Field(4, ge=2)
     """K, the number of completions per prompt. The baseline of each one is the mean reward of the other K−1."""
@@ -89,13 +91,13 @@ class Rollout(Section):
     """Train a mixture of experts with the experts that the sampler chose (routing replay): rollouts store the choices,
     and the trainer's router only weights the chosen experts. Needs a GPU for sampling; not with tools or images.
     """
-    environment: str | dict[str, str] | None = None
+    environment: Reference | dict[str, str] | None = None
     """`module:Class` or `file.py:Class` of an environment, by TRL's contract (`environment_factory`): `reset(**row)`
     returns the text that ends the prompt, public methods are tools, `get_reward()` scores the episode. Or a mapping of
     names to such classes; the column `environment` of the data then names one for each row. For other libraries, write
     `openenv:URL`, `openenv:COMMAND` or `verifiers:TASKSET`. See docs/environments.md.
     """
-    tools: list[str] = []
+    tools: list[Reference] = []
     """Functions that the model may call, as `module:function` or `file.py:function`, in addition to those of its
     environment. The chat template puts their types and docstrings into the prompt.
     """
@@ -149,12 +151,14 @@ class Rollout(Section):
         if len(set(self.tools)) < len(self.tools):
             yield f"tools: two are the same ({', '.join(self.tools)}); name each once"
         if not self.uses_tools:
-            for key in self.changed("max_turns", "max_tool_calling_iterations"):
-                yield f"{key}: completions without tools have one turn; set tools or environment, or drop it"
-            for key in self.changed(
-                *("environment_sandbox", "environment_image", "environment_python", "environment_gpus")
-            ):
-                yield f"{key}: there are no processes without tools; set tools or environment, or drop it"
+            yield from self.unused(
+                (
+                    *("max_turns", "max_tool_calling_iterations", "tool_parser", "environment_sandbox"),
+                    *("environment_image", "environment_python", "environment_gpus", "environment_timeout"),
+                    *("environment_workers", "environment_memory_mb"),
+                ),
+                "without tools; set tools or environment",
+            )
         if self.environment_python and (self.environment_sandbox or self.environment_image):
             yield (
                 "environment_python: the sandbox has the Python of the stages and an image has its own; leave out this "

@@ -1,13 +1,16 @@
 """Base class of all sections of the configuration."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, Literal, Self, TypeVar, get_args
+from itertools import chain
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    ValidationInfo,
     ValidatorFunctionWrapHandler,
     create_model,
     field_validator,
@@ -24,12 +27,34 @@ OR_ONE = BeforeValidator(lambda values: [values] if isinstance(values, str) else
 S = TypeVar("S", bound="Section")
 
 
+def check_reference(name: str) -> str:
+    """Returns the name if it has the form of a function's; otherwise raises ValueError."""
+    module, _, function = name.rpartition(":")
+    if not module or not function:
+        raise ValueError(f"'{name}' names no function; write `module:function` or `path/file.py:function`")
+    return name
+
+
+Reference = Annotated[str, AfterValidator(check_reference)]
+"""Name of a function or class, as `import_string` reads it."""
+
+
+BY_RUN = "by run"
+"""Validation context of a file that a run wrote: what has no effect had none there either."""
+
+
+class Unused(str):
+    """A problem of a key that has no effect."""
+
+
 class Section(BaseModel):
     """A section of the configuration. It is immutable and refuses unknown keys, NaN, infinity, booleans for numbers,
     and the conflicts that `_problems` names.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+    # keys by the one without which nothing reads them
+    USED_WITH: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def changed(self, *keys: str) -> list[str]:
         """Those of these keys whose values are not the defaults."""
@@ -49,10 +74,17 @@ class Section(BaseModel):
             raise PydanticCustomError("boolean", "must be a number, and YAML reads yes, no, on and off as booleans")
         return checked
 
+    def unused(self, keys: tuple[str, ...], reason: str) -> Iterator[str]:
+        """A sentence for each of these keys that is set, though nothing reads it, for this reason."""
+        yield from (Unused(f"{key} has no effect {reason}, or leave {key} out") for key in self.changed(*keys))
+
     @model_validator(mode="after")
-    def _refuse_first_problem(self) -> Self:
-        for problem in self._problems():
-            raise ValueError(problem)
+    def _refuse_first_problem(self, info: ValidationInfo) -> Self:
+        alone = ((key, keys) for key, keys in self.USED_WITH.items() if not getattr(self, key))
+        unused = (problem for key, keys in alone for problem in self.unused(keys, f"without {key}; set that"))
+        for problem in chain(self._problems(), unused):
+            if not (info.context == BY_RUN and isinstance(problem, Unused)):
+                raise ValueError(problem)
         return self
 
 

@@ -39,7 +39,10 @@ def require_inputs(call: SnakemakeCall) -> None:
         if lost := run_sources.lost(config, call.run_folder(run) / "assets"):
             raise UserError(lost)
     alike = {config.arm_json: config for config in call.runs.configs.values()}
-    for note in dict.fromkeys(note for config in alike.values() for note in inputs.require(config)):
+    notes = [note for config in alike.values() for note in inputs.require(config)]
+    if any(config.container.image for config in alike.values()) and not call.in_image:
+        notes.append("container.image: stages run without an image; for that one, add --sdm apptainer")
+    for note in dict.fromkeys(notes):
         logger.warning(note)
 
 
@@ -74,9 +77,11 @@ def refuse_unknown_rules(call: SnakemakeCall) -> None:
 
 
 def refuse_executor(call: SnakemakeCall) -> None:
-    """Refuses Snakemake's own SLURM executor."""
+    """Refuses Snakemake's own SLURM executor, and ranks on several nodes for jobs that run on this machine alone."""
     if call.workflow.executor_plugin.name == "slurm":
         raise UserError(
             "executor: slurm submits cancelled jobs again and loses tasks of arrays; in the profile, "
             f"{slurm_checks.USE_OURS}"
         )
+    if call.workflow.local_exec:
+        nodes.require_job(max(config.deepspeed.nodes for config in call.runs.configs.values()))

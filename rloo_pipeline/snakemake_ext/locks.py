@@ -3,6 +3,7 @@
 Snakemake locks a folder with marker files, and a killed process leaves them behind. Here the main process of each run
 also holds an operating system lock (flock), which is released when the process ends. A process that gets the locks of
 all runs in a folder knows that no other main process on this host is alive there, so markers from this host are stale.
+While another run is alive, only markers that name files of this run and none of the other are known to be stale.
 It also locks the run's own folder, which may be reachable from other working folders. Locks of a process on another
 host may be invisible here. Such a process is known to have ended only if it ran in a SLURM job that SLURM says has
 ended, or that is this very job after a requeue. On a file system without locks, a process of this host has ended if its
@@ -101,11 +102,20 @@ def hold(folder: Path, run: str, results: Path = Path(RESULTS)) -> Hold:
     os.ftruncate(handle, 0)
     os.pwrite(handle, os.environ[OWNER].encode(), 0)
     atexit.register(_leave, handle, os.environ[OWNER])
-    if not markers or not all(_is_free(other) for other in hidden.glob("rloo-*.lock") if other != own):
-        return Hold(True)
-    for marker in markers:
+    others = {other.name[5:-5] for other in hidden.glob("rloo-*.lock") if other != own and not _is_free(other)}
+    stale = [marker for marker in markers if not others or _is_of(marker, run, others)]
+    for marker in stale:
         marker.unlink(missing_ok=True)
-    return Hold(True, f"cleared the lock of a killed run ({owner or 'unknown owner'})")
+    return Hold(True, f"cleared the lock of a killed run ({owner or 'unknown owner'})" if stale else "")
+
+
+def _is_of(marker: Path, run: str, others: set[str]) -> bool:
+    """True if a marker names files of a run and none of other runs. A marker has a path in each line."""
+    try:
+        names = {name for line in marker.read_text().splitlines() for name in Path(line).parts}
+    except FileNotFoundError:  # another Snakemake process has just ended
+        return False
+    return run in names and names.isdisjoint(others)
 
 
 def _lock_results(run: Path) -> bool:

@@ -117,6 +117,14 @@ FROM_FILES = {
         {"model": "2 attention heads cannot be divided among the 3 GPUs of vllm.tensor_parallel_size"},
     ),
     "a variable of the shell": ({"model": {"name_or_path": "$WORK/model"}}, {"model": "$WORK is not expanded"}),
+    "a name that neither the Hub nor the disk has": (
+        {"model": {"name_or_path": "my_model.py:build"}},
+        {"model": "nor a Hub id such as org/name; correct model.name_or_path"},
+    ),
+    "a Hub id with a slash at its end": (
+        {"dataset": {"train": {"path": None, "name": "org/data/"}}},
+        {"dataset.train": "org/data/: neither a folder (relative to"},
+    ),
     "a file for a folder": ({"model": {"name_or_path": __file__}}, {"model": "is a file, and model.name_or_path"}),
     "no such data folder": (
         {"dataset": {"train": {"path": None, "name": "~/data"}}},

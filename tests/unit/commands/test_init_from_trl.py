@@ -784,11 +784,11 @@ GRPO = SMALL.replace("RLOO", "GRPO")
     ("options", "expected"),
     [
         (
-            "loss_type='sapo', sapo_temperature_neg=1.1, vespo_k_pos=1.5",
+            "loss_type='sapo', sapo_temperature_neg=1.1, vespo_k_pos=1.5, epsilon=0.1",
             {"clip": "sapo", "loss_agg_mode": "sequence_mean_token_mean", "sapo_temperature_neg": 1.1},
         ),
         (
-            "loss_type='cispo', epsilon_high=5.0, delta=2.0",
+            "loss_type='cispo', epsilon=0.1, epsilon_high=5.0, delta=2.0, optim='adafactor', adam_beta2=0.9",
             {"clip": "cispo", "loss_agg_mode": "token_mean", "epsilon_high": 4.0},
         ),
         (
@@ -800,7 +800,8 @@ GRPO = SMALL.replace("RLOO", "GRPO")
 def test_soft_losses_become_their_clip_with_the_parameters_that_they_have(options, expected) -> None:
     config, _ = project(GRPO.format(options=options))
     assert expected.items() <= config["algorithm"].items()
-    assert not ({"mismatch", "vespo_k_pos", "sapo_temperature_neg", "delta"} - {*expected}) & {*config["algorithm"]}
+    unused = {"mismatch", "vespo_k_pos", "sapo_temperature_neg", "delta", "epsilon"} - {*expected}
+    assert not unused & {*config["algorithm"]}
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,10 @@ def config_of(**keys) -> Config:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"environment_sandbox": True, "tools": []}, "environment_sandbox: there are no processes without tools; set"),
-        ({"environment_image": "a.sif", "tools": []}, "environment_image: there are no processes without tools"),
+        ({"environment_sandbox": True, "tools": []}, "environment_sandbox has no effect without tools; set"),
+        ({"environment_image": "a.sif", "tools": []}, "environment_image has no effect without tools"),
         ({"environment_python": "python", "environment_sandbox": True}, "environment_python: the sandbox has the"),
-        ({"environment_gpus": 1, "tools": []}, "environment_gpus: there are no processes without tools"),
+        ({"environment_gpus": 1, "tools": []}, "environment_gpus has no effect without tools"),
         ({"environment_sandbox": True, "environment_gpus": 1}, "environment_gpus: the sandbox has no GPUs; leave out"),
         ({"environment_sandbox": True, "tools": [PYTHON]}, "python runs each program in a sandbox of its own, which"),
         (

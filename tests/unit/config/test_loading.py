@@ -50,6 +50,11 @@ def message_of(folder: Path, text: str) -> str:
         ("seed: 1", "learning_rate: 1", ": unknown key 'learning_rate'; did you mean 'reward_model.learning_rate' or"),
         ("max_prompt_length", "max_promt_length", "did you mean 'max_prompt_length'?"),
         ("beta:", "kl_coef:", "the KL coefficient is algorithm.beta"),
+        (
+            "{beta: 0.05",
+            "{beta: 0.05, loss: mine",
+            ": algorithm.loss: 'mine' names no function; write `module:function`",
+        ),
         ("{beta: 0.05", "{clip_ratio: 0.05", "the clip range is algorithm.epsilon"),
         ("{num_generations: 2", "{max_response_length: 2", "did you mean 'max_completion_length'?"),
         (
@@ -89,6 +94,42 @@ def message_of(folder: Path, text: str) -> str:
 def test_errors_name_the_place_and_suggest_a_key(old, new, message, tmp_path) -> None:
     assert old in TEXT
     assert message in message_of(tmp_path, TEXT.replace(old, new, 1))
+
+
+WITHOUT_EFFECT = {
+    "algorithm={kl: {gain: 0.2}}": "algorithm.kl: gain has no effect without target; set that, or leave gain out",
+    "algorithm={response_length: {overlong_penalty: 2}}": "overlong_penalty has no effect without overlong_cache",
+    "algorithm={response_length: {target_penalty: 2}}": "target_penalty has no effect without target",
+    "algorithm={clip: none, epsilon: 0.1}": "epsilon has no effect with clip: none; use clip: ppo, or",
+    "algorithm={preset: sapo, epsilon_high: 0.3}": "epsilon_high has no effect with clip: sapo",
+    "algorithm={preset: cispo, epsilon: 0.3}": "epsilon has no effect with clip: cispo",
+    "algorithm={preset: dr_grpo, loss: 'a.py:f', delta: 2}": "delta has no effect with your own loss",
+    "model={revision: main}": "model: revision has no effect without name_or_path",
+    "dataset={train: {split: test}}": "dataset.train: split has no effect without name",
+    "dataset={select: {weights: online, num_generations: 4}}": "num_generations has no effect with weights: online",
+    "warmstart={sft: {lr_scheduler_type: constant, min_lr_ratio: 0.2}}": "min_lr_ratio has no effect with a const",
+    "warmstart={sft: {optimizer: adafactor, adam_betas: [0.9, 0.9]}}": "adam_betas has no effect with optimizer",
+    "update={optimizer: adafactor, adam_epsilon: 1e-6}": "adam_epsilon has no effect with optimizer: adafactor",
+    "rollout={tool_parser: hermes}": "rollout: tool_parser has no effect without tools; set tools or environment",
+    "rollout={tools: [a.py:f], environment_memory_mb: 512}": "memory_mb has no effect without environment_sandbox",
+    "rewards=[{function: 'a.py:answer', gpus: 1}]; evaluation={each_round: 4}": "each_round has no effect, since the",
+    "warmstart={sft: null}; checks={demonstrations: 8}": "demonstrations has no effect without warmstart.sft; set",
+    "evaluation={temperature: 0}": "num_generations has no effect at temperature 0",
+}
+
+
+@pytest.mark.parametrize(("change", "message"), WITHOUT_EFFECT.items())
+def test_a_key_that_nothing_would_read_is_refused_but_not_in_a_finished_run(change, message, tmp_path) -> None:
+    changes = ["correct={reward: answer}", *change.split("; ")]
+    with pytest.raises(UserError, match=re.escape(message)):
+        load(MINI, changes)
+    file = tmp_path / "config.yaml"
+    file.write_text(sealed(TEXT))
+    load(file, changes)
+
+
+def test_a_preset_may_set_what_another_clip_does_not_read() -> None:
+    assert load(MINI, ["algorithm={preset: gspo, clip: none}"]).algorithm.epsilon == 3e-4
 
 
 def test_a_date_is_one_also_beside_a_library_that_makes_pyyaml_read_texts(tmp_path) -> None:

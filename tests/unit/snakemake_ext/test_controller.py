@@ -136,6 +136,17 @@ def test_a_run_whose_report_will_be_made_again_is_not_finished_from_the_start(st
     assert (run / "summary.json").stat().st_ino != file_of_a_colleague, "only its owner could set its time"
 
 
+def test_ranks_on_several_nodes_are_refused_before_the_first_job_of_a_single_machine(monkeypatch, starting) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    starting.runs = RunSet({"mini": Config(**mini(deepspeed={"processes": 2, "nodes": 2}))})
+    call_checks.refuse_executor(starting)
+    starting.workflow.local_exec = True
+    with pytest.raises(UserError, match=r"deepspeed.nodes is 2, but this is not a SLURM job: .*rloo submit --nodes 2"):
+        starting.start()
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    call_checks.refuse_executor(starting)
+
+
 def test_a_dry_run_says_what_a_run_would_refuse_and_takes_no_lock(monkeypatch, starting) -> None:
     """Its option says so: while the Snakefile is read, Snakemake has no executor that would."""
     said = list[str]()
@@ -152,8 +163,10 @@ def test_a_dry_run_says_what_a_run_would_refuse_and_takes_no_lock(monkeypatch, s
     starting.in_image = False
     (run / "evaluation" / "final").mkdir(parents=True)
     write_json(run / "summary.json", {"rounds": starting.runs.first.rounds + 1})
+    starting.runs = RunSet({"mini": Config(**mini(container={"image": "a.sif"}))})
     starting.prepare()
-    assert ["evaluation and report of round" in sentence for sentence in said] == [True]
+    assert ["--sdm apptainer" in sentence for sentence in said] == [True, False]
+    assert ["evaluation and report of round" in sentence for sentence in said] == [False, True]
 
 
 def test_only_a_finished_run_lacks_a_policy(starting) -> None:

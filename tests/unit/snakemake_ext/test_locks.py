@@ -26,22 +26,20 @@ def process(folder: Path, run: str, seconds: int, results: str = "results") -> t
     return started, started.stdout.readline() == "True\n"
 
 
-@pytest.mark.parametrize("run", ["a", "b"])
-def test_marks_stay_while_any_run_of_the_folder_lives_and_go_when_it_was_killed(tmp_path, run) -> None:
-    living, acquired = process(tmp_path, run, 600)
-    assert acquired
-    mark = tmp_path / ".snakemake" / "locks" / "0.output.lock"
-    mark.parent.mkdir()
-    mark.write_text("results/a/summary.json\n")
-    other, acquired = process(tmp_path, "a", 0)
-    assert acquired == (run != "a")
-    other.wait()
-    assert mark.exists()
-    living.kill()
-    living.wait()
-    _, acquired = process(tmp_path, "a", 0)
-    assert acquired
-    assert not mark.exists()
+def test_marks_stay_while_their_run_lives_and_go_when_it_was_killed(tmp_path) -> None:
+    """The dead run's own marks go while another run lives; a mark of both, such as its inputs, stays until both end."""
+    (living, _), (killed, _) = (process(tmp_path, run, 600) for run in ("b", "a"))
+    marks = {name: tmp_path / ".snakemake" / "locks" / f"{name}.output.lock" for name in ("a", "b", "ab")}
+    marks["a"].parent.mkdir()
+    for name, mark in marks.items():
+        mark.write_text("".join(f"results/{run}/policy\n" for run in name) + "train.jsonl\n")
+    assert not process(tmp_path, "a", 0)[1]
+    assert all(mark.exists() for mark in marks.values())
+    for run, left in ((killed, ["b", "ab"]), (living, [])):
+        run.kill()
+        run.wait()
+        assert process(tmp_path, "a", 0)[1]
+        assert [name for name, mark in marks.items() if mark.exists()] == left
 
 
 def test_a_colleague_can_take_the_lock_in_a_folder_that_the_group_writes(tmp_path) -> None:
