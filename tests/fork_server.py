@@ -1,8 +1,9 @@
 """The process from which commands of tests are forked, and what becomes of such a fork.
 
 It has imported the libraries, and keeps the modules of this source tree's package aside: a command that would import
-them gets them, and one of another copy of the package imports that. `serve` runs the commands that arrive on a socket,
-each with its own environment, output and exit status. What was forked here has its workers and ranks forked here too.
+them, or those of an unchanged copy, gets them, and one of an edited copy imports that. `serve` runs the commands that
+arrive on a socket, each with its own environment, output and exit status. What was forked here has its workers and
+ranks forked here too.
 """
 
 import atexit
@@ -60,7 +61,7 @@ def serve(parent: int, listening: int) -> None:
     die_with(parent)
     server, listener = os.getpid(), socket.socket(fileno=listening)
     address = listener.getsockname().decode()
-    own_modules = _import()
+    own_modules, own_files = _import(), _files(ROOT / PACKAGE)
     _hide_tests()
     selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ)
@@ -88,7 +89,7 @@ def serve(parent: int, listening: int) -> None:
             listener.close()
             if own_session:
                 os.setsid()
-            _become(*command, address=address, own_modules=own_modules)
+            _become(*command, address=address, own_modules=own_modules, own_files=own_files)
 
 
 def _answer_for(selector: selectors.BaseSelector, child: int, ended: int, connection: socket.socket) -> None:
@@ -191,6 +192,24 @@ def _forget_package() -> None:
         del sys.modules[name]
 
 
+def _files(package: Path) -> dict[str, tuple[int, int]]:
+    """Sizes and times of a package's files, which a copy keeps and an edit does not."""
+    folders = [(folder, names) for folder, _, names in os.walk(package) if "__pycache__" not in folder]
+    files = [Path(folder, name) for folder, names in folders for name in names]
+    return {str(file.relative_to(package)): (file.stat().st_size, file.stat().st_mtime_ns) for file in files}
+
+
+def _move(modules: Mapping[str, ModuleType], root: Path) -> None:
+    """Makes modules those of a copy of this source tree, whose files are the same."""
+    for module in modules.values() if root != ROOT else ():
+        for name, value in vars(module).items():
+            if isinstance(value, Path) and value.is_relative_to(ROOT):
+                setattr(module, name, root / value.relative_to(ROOT))
+        module.__file__ = module.__spec__.origin = str(root / Path(module.__file__).relative_to(ROOT))
+        if module.__spec__.submodule_search_locations is not None:
+            module.__path__ = module.__spec__.submodule_search_locations = [str(Path(module.__file__).parent)]
+
+
 def _hide_tests() -> None:
     """Takes this source tree off the path, since a command has a path of its own."""
     hidden = {str(ROOT), str(Path(__file__).parent)}
@@ -205,6 +224,7 @@ def _become(
     *files: str,
     address: str | None = None,
     own_modules: Mapping[str, ModuleType] = MappingProxyType({}),
+    own_files: Mapping[str, tuple[int, int]] = MappingProxyType({}),
 ) -> None:
     """Runs the command in this process and exits. With the address of a server, what Snakemake starts is forked too."""
     for number, file in zip((1, 2), files, strict=True):
@@ -219,8 +239,9 @@ def _become(
     importlib.invalidate_caches()
     tempfile.tempdir = None
     package = importlib.util.find_spec(PACKAGE)
-    if package and own_modules and package.origin == own_modules[PACKAGE].__file__:
+    if package and own_modules and _files(Path(package.origin).parent) == own_files:
         sys.modules.update(own_modules)
+        _move(own_modules, Path(package.origin).parents[1])
         progress = own_modules[f"{PACKAGE}.runtime.progress"]
         progress.console = type(progress.console)(stderr=True)  # width and colours are those of its environment
     else:  # the modules are imported again, and beartype remembers the classes of the others by name

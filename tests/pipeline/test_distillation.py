@@ -32,7 +32,7 @@ AFTER_ROLLOUTS = (
 @pytest.mark.long
 def test_a_run_learns_from_its_teacher_alone_and_goes_on_to_the_same_bytes(tmp_path) -> None:
     project = Project(tmp_path / "project")
-    outcome = project.snakemake("--cores", "2", **DISTILLED)
+    outcome = project.snakemake("--cores", "1", **DISTILLED)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     run = project.folder / "results" / "mini"
     for number in (1, 2):
@@ -47,7 +47,7 @@ def test_a_run_learns_from_its_teacher_alone_and_goes_on_to_the_same_bytes(tmp_p
     assert "Reverse KL to the teacher" in (run / "report.html").read_text()
     before = project.files("policies/**/*") | project.files("rounds/**/*")
     again = Project(tmp_path / "again").take(project, *AFTER_ROLLOUTS)
-    outcome = again.snakemake("--cores", "2", "--", *SECOND_ROUND, **DISTILLED)
+    outcome = again.snakemake("--cores", "1", "--", *SECOND_ROUND, **DISTILLED)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     assert again.files("policies/**/*") | again.files("rounds/**/*") == before
 
@@ -68,7 +68,7 @@ SEVERAL = {
 @pytest.mark.long
 def test_a_run_with_a_teachers_likeliest_tokens_and_a_choice_of_tokens_goes_on_to_the_same_bytes(tmp_path) -> None:
     project = Project(tmp_path / "project")
-    outcome = project.snakemake("--cores", "2", **SEVERAL)
+    outcome = project.snakemake("--cores", "1", **SEVERAL)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     run = project.folder / "results" / "mini"
     rollouts, teacher = (read(run / f"rounds/00002/{kind}") for kind in ("rollouts", "teacher"))
@@ -78,7 +78,7 @@ def test_a_run_with_a_teachers_likeliest_tokens_and_a_choice_of_tokens_goes_on_t
     assert metrics["grad_norm"] > 0
     before = project.files("policies/**/*") | project.files("rounds/**/*")
     again = Project(tmp_path / "again").take(project, *AFTER_ROLLOUTS)
-    outcome = again.snakemake("--cores", "2", "--", *SECOND_ROUND, **SEVERAL)
+    outcome = again.snakemake("--cores", "1", "--", *SECOND_ROUND, **SEVERAL)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     assert again.files("policies/**/*") | again.files("rounds/**/*") == before
 
@@ -124,7 +124,7 @@ def by_transformers(run, rollouts) -> list[float]:
 @pytest.mark.long
 def test_two_rounds_of_gdpo_normalize_each_reward(finished, tmp_path) -> None:
     project = Project(tmp_path / "project").take(finished, *AFTER_SFT[1:])
-    outcome = project.snakemake("--cores", "2", algorithm={"preset": "gdpo", "beta": 0})
+    outcome = project.snakemake("--cores", "1", algorithm={"preset": "gdpo", "beta": 0})
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     run = project.folder / "results" / "mini" / "rounds" / "00002"
     scores, train = read(run / "scores").to_pylist(), pq.read_table(run / "train.parquet").to_pylist()

@@ -21,7 +21,7 @@ def test_vllm_samples_from_the_adapter_that_the_round_before_made(tmp_path, fini
     update = {"learning_rate": 0.05, "lora": {"r": 8}}
     changes = {"update": update, "algorithm": {"beta": 0, "steps_per_generation": 1}}
     target = "results/mini/rounds/00002/rollouts/000.parquet"
-    outcome = project.snakemake("--cores", "2", "--", target, "results/mini/policies/00002", **changes)
+    outcome = project.snakemake("--cores", "1", "--", target, "results/mini/policies/00002", **changes)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     run = project.folder / "results" / "mini"
     assert (run / "policies" / "00001" / "adapter_model.safetensors").exists()

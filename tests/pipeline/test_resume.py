@@ -158,7 +158,7 @@ def test_rounds_with_a_lag_whose_stages_are_killed_have_the_same_bytes(project, 
     undisturbed, arguments = Project(tmp_path / "undisturbed"), ("--", "results/mini/policies/00003")
     for one in (undisturbed, project):
         one.take(finished, *AFTER_POLICY_0)
-    outcome = undisturbed.snakemake("--cores", "2", *arguments, **LAG)
+    outcome = undisturbed.snakemake("--cores", "1", *arguments, **LAG)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     stages = {"checks", "difficulty", "rollout", "score", "refill", "reference", "update"}
     assert killed_once(project, tmp_path, *arguments, **LAG) == stages
@@ -180,7 +180,7 @@ def test_rounds_that_carry_completions_over_have_the_same_bytes_after_kills_and_
         one.take(finished, *AFTER_POLICY_0)
     assert killed_once(project, tmp_path, *target, **changes) == {"rollout", "score", "reference", "update"}
     for one, shards in zip(others, (2, 1), strict=True):
-        outcome = one.snakemake("--cores", "2", *target, **merged(changes, {"rollout": {"shards": shards}}))
+        outcome = one.snakemake("--cores", "1", *target, **merged(changes, {"rollout": {"shards": shards}}))
         assert outcome.returncode == 0, outcome.stdout + outcome.stderr
         assert one.files("policies/*/*") == project.files("policies/*/*") != {}
     assert project.files("rounds/**/*") == others[0].files("rounds/**/*")
@@ -196,7 +196,7 @@ def test_rounds_whose_processes_share_sequences_have_the_same_bytes_after_kills(
     undisturbed = Project(tmp_path / "undisturbed")
     for one in (project, undisturbed):
         one.take(finished, *AFTER_POLICY_0)
-    outcome = undisturbed.snakemake("--cores", "2", *target, **changes)
+    outcome = undisturbed.snakemake("--cores", "1", *target, **changes)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     assert killed_once(project, tmp_path, *target, **changes) == {"rollout", "score", "reference", "update"}
     for pattern in ("policies/*/*", "rounds/**/*", "trainer/*/state/*"):

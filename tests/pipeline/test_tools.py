@@ -1,10 +1,9 @@
 """Two rounds with a tool and an environment: from the configuration to the page."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
+import os
 
+import forks
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -53,7 +52,7 @@ def called(completions, **_):
 def test_a_run_with_a_tool_goes_from_its_configuration_to_its_page(tmp_path) -> None:
     project = Project(tmp_path / "project")
     (project.folder / "calls.py").write_text(CALLED)
-    outcome = project.snakemake("--cores", "2", **TOOLS)
+    outcome = project.snakemake("--cores", "1", **TOOLS)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     run = project.folder / "results" / "mini"
     assert (run / "report.html").exists()
@@ -115,25 +114,28 @@ def test_a_round_with_a_server_of_openenv_is_the_same_after_a_kill(tmp_path) -> 
     functions = [f"{project.folder}/calls.py:called", "rloo_pipeline.rewards.from_environment:environment_reward"]
     rewards = [TOOLS["rewards"][0], *({"function": function} for function in functions)]
     changes = merged(TOOLS, {"rounds": 1, "rewards": rewards, "rollout": {"environment": f"openenv:{server}"}})
+    changes["rollout"]["shards"] = 1
     changes["rollout"]["tools"] = []
     checked = rloo("check", project.configure(**changes))
     said = " ".join(checked.stdout.split())
     assert "calculator(expression='1') gives '{\\'error\\': " in said, checked.stdout + checked.stderr
     assert checked.returncode == 0, checked.stdout
-    outcome = project.snakemake("--cores", "2", **changes)
+    names = "rounds/00001/scores/000.parquet", "evaluation/warmstart/completions.parquet", "warmstart/checks.json"
+    outcome = project.snakemake("--cores", "1", "--", *(f"results/mini/{name}" for name in names), **changes)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     run = project.folder / "results" / "mini"
     shard, again = run / "rounds/00001/rollouts/000.parquet", tmp_path / "again.parquet"
     table = pq.read_table(shard)
     assert sum(table["tool_calls"].to_pylist()) > 0
     assert set(table["environment_reward"].to_pylist()) == {0.0}
-    assert "scores/environment_reward" in pq.read_schema(run / "rounds/00001/scores/000.parquet").names
+    assert all("scores/environment_reward" in pq.read_schema(run / name).names for name in names[:2])
     arguments = ["rollout", "--prompts", run / "prompts", "--policy", run / "policies/00000", "--round", 1]
     arguments += ["--shard", 0, "--output", again, "--configfile", run / "config.yaml"]
-    command = [sys.executable, "-m", "rloo_pipeline", *map(str, arguments)]
-    with (tmp_path / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT) as job:
-        wait_until(lambda: "connection open" in Path(log.name).read_text() or job.poll() is not None)
-        job.kill()
+    log = tmp_path / "log"
+    job = forks.start(forks.Command("rloo_pipeline", list(map(str, arguments)), os.environ), log)
+    wait_until(lambda: "connection open" in log.read_text() or job.poll() is not None)
+    job.kill()
+    job.wait()
     assert not again.exists(), "killed in the middle"
     repeated = rloo(*arguments)
     assert repeated.returncode == 0, repeated.stderr

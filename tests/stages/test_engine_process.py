@@ -1,8 +1,9 @@
 """An engine in a process of its own, as on GPUs, samples the bytes of one in this process, after swaps too."""
 
 import os
-import re
+import pickle
 import signal
+import sys
 import threading
 from pathlib import Path
 
@@ -33,33 +34,29 @@ REQUESTS = [
 ]
 
 
-def sampled(folders: list[Path], separate: bool) -> list[object]:
-    """The completions of each policy in turn, by one engine."""
+def opened(folder: Path, separate: bool) -> Sampler:
+    """An engine in this process, or in one of its own."""
     engine_process.SEPARATE_ON_CPUS = separate
-    sampler = Sampler(Policy(folders[0]), EngineSettings("float32", 0.5, 1, 1), 256, 0)
+    sampler = Sampler(Policy(folder), EngineSettings("float32", 0.5, 1, 1), 256, 0)
     assert vllm_internals.is_separate() == separate
+    return sampler
+
+
+def sampled(sampler: Sampler, folders: list[Path]) -> list[object]:
+    """The completions of each policy in turn."""
     completions: list[object] = []
     for folder in folders:
         sampler.swap(Policy(folder), 256)
         completions += sampler.sample(REQUESTS, "completions")
-    sampler.leave_gpu()
     return completions
 
 
-def test_the_bytes_do_not_depend_on_the_process_of_the_engine(tmp_path, monkeypatch) -> None:
-    for seed in (1, 2):
-        tiny_qwen3(tmp_path / str(seed), seed, **SIZES)
-    folders = [tmp_path / "1", tmp_path / "2", tmp_path / "1"]
-    inside = forks.call(sampled, folders, False)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(engine_process, "SEPARATE_ON_CPUS", True)
-    assert sampled(folders, True) == inside
-    first, second, again = inside[: len(REQUESTS)], inside[len(REQUESTS) : -len(REQUESTS)], inside[-len(REQUESTS) :]
-    assert first == again != second
+def sampled_inside(folders: list[Path]) -> list[object]:
+    return sampled(opened(folders[0], False), folders)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_the_processes_of_an_engine_write_into_the_log_of_the_stage_that_they_serve(
+def test_the_processes_of_an_engine_write_into_the_log_of_the_stage_that_they_serve_and_their_death_is_an_error(
     tmp_path, monkeypatch, ranks
 ) -> None:
     tiny_qwen3(tmp_path / "model", 0, **SIZES)
@@ -81,48 +78,46 @@ def test_the_processes_of_an_engine_write_into_the_log_of_the_stage_that_they_se
     with output.standard_output_to(os.open(logs[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)):
         sampler.swap(policy, 256)
         places = {file.readlink() for file in files}
-    sampler.leave_gpu()
     assert places == {logs[1]}
+    os.kill(engine.pid, signal.SIGSTOP)
+    threading.Timer(1.0, engine.kill).start()  # as by the kernel, where host memory is too small for what sleeps
+    with pytest.raises(Exception, match="EngineCore encountered an issue"):
+        sampler.llm.reset_prefix_cache()
+    wait_until(lambda: all(has_ended(one.pid) for one in workers))
 
 
 START = """
-import sys, time
+import os, pickle, sys, time
 from pathlib import Path
-from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.rollout import engine_process
-from rloo_pipeline.rollout.engine_arguments import EngineSettings
-from rloo_pipeline.rollout.sampler import Sampler
 if __name__ == "__main__":
-    engine_process.SEPARATE_ON_CPUS = True
-    sampler = Sampler(Policy(Path(sys.argv[1])), EngineSettings("float32", 0.5, 1, 1), 256, 0)
-    print("engine", *(one.pid for one in sampler.llm.llm_engine.engine_core.resources.engine_manager.processes))
-    sys.stdout.flush()
+    from test_engine_process import opened, sampled
+    output, *folders = map(Path, sys.argv[1:])
+    sampler = opened(folders[0], True)
+    [engine] = sampler.llm.llm_engine.engine_core.resources.engine_manager.processes
+    output.with_suffix(".part").write_bytes(pickle.dumps((engine.pid, sampled(sampler, folders))))
+    output.with_suffix(".part").rename(output)
     time.sleep(600)
 """
 
 
-def test_an_engine_ends_when_the_process_that_started_it_is_killed(tmp_path) -> None:
-    tiny_qwen3(tmp_path / "model", 0, **SIZES)
-    (tmp_path / "start.py").write_text(START)
-    log, started = tmp_path / "log", re.compile(r"^engine (\d+)$", re.MULTILINE)
-    process = forks.start(forks.Command(str(tmp_path / "start.py"), [str(tmp_path / "model")], os.environ), log)
-    wait_until(lambda: started.search(log.read_text()))
+def test_the_bytes_do_not_depend_on_the_process_of_the_engine_which_ends_with_the_one_that_started_it(tmp_path) -> None:
+    for seed in (1, 2):
+        tiny_qwen3(tmp_path / str(seed), seed, **SIZES)
+    folders = [tmp_path / "1", tmp_path / "2", tmp_path / "1"]
+    inside = forks.call(sampled_inside, folders)
+    program, log, output = (tmp_path / name for name in ("start.py", "log", "output"))
+    program.write_text(START)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = forks.start(forks.Command(str(program), list(map(str, [output, *folders])), environment), log)
+    wait_until(lambda: output.exists() or process.poll() is not None)
+    assert output.exists(), log.read_text()
     process.kill()
     process.wait()
-    [engine] = started.findall(log.read_text())
-    wait_until(lambda: has_ended(int(engine)))
-
-
-def test_a_call_of_an_engine_whose_process_is_killed_is_an_error(tmp_path, monkeypatch) -> None:
-    """As by the kernel, where host memory is too small for the weights of a sleeping engine."""
-    tiny_qwen3(tmp_path / "model", 0, **SIZES)
-    monkeypatch.setattr(engine_process, "SEPARATE_ON_CPUS", True)
-    sampler = Sampler(Policy(tmp_path / "model"), EngineSettings("float32", 0.5, 1, 1), 256, 0)
-    [engine] = sampler.llm.llm_engine.engine_core.resources.engine_manager.processes
-    os.kill(engine.pid, signal.SIGSTOP)
-    threading.Timer(1.0, engine.kill).start()
-    with pytest.raises(Exception, match="EngineCore encountered an issue"):
-        sampler.llm.reset_prefix_cache()
+    engine, outside = pickle.loads(output.read_bytes())
+    assert outside == inside
+    first, second, again = inside[: len(REQUESTS)], inside[len(REQUESTS) : -len(REQUESTS)], inside[-len(REQUESTS) :]
+    assert first == again != second
+    wait_until(lambda: has_ended(engine))
 
 
 def test_what_ended_the_process_of_an_engine_is_the_error(tmp_path, monkeypatch) -> None:

@@ -10,7 +10,7 @@ import forks
 import psutil
 import pytest
 from filelock import FileLock, Timeout
-from helpers import has_ended, wait_until
+from helpers import Project, has_ended, wait_until
 
 KILLED = """
 import os, signal, time
@@ -50,6 +50,20 @@ def test_a_new_process_does_what_a_fork_does(monkeypatch, tmp_path) -> None:
     assert outcomes[0] == outcomes[1]
     assert [code for code, *_ in outcomes[0]] == [1, 1, 1]
     assert [output for _, output, _ in outcomes[0]] == ["", "by the command a b c\n", "by the command\n"]
+
+
+def test_a_command_in_a_copy_of_the_sources_runs_the_code_of_the_copy(tmp_path) -> None:
+    project = Project(tmp_path / "project")
+    file = project.folder / "rloo_pipeline" / "runtime" / "installation.py"
+    code = "from rloo_pipeline.runtime import installation; print(installation.root(), installation.__file__)"
+    (project.folder / "mine.py").write_text(code)
+
+    def printed() -> str:
+        return forks.run("mine", [], project.environment, project.folder).stdout
+
+    assert printed() == f"{project.folder} {file}\n"
+    file.write_text(file.read_text() + "\nprint('edited')")
+    assert printed() == f"edited\n{project.folder} {file}\n"
 
 
 def test_a_started_command_is_known_by_its_words_and_can_be_killed(monkeypatch, tmp_path) -> None:

@@ -89,6 +89,8 @@ def test_the_rarer_kind_of_a_large_group_is_shown() -> None:
     group[[12, 29]] = True
     assert _rarer_first(group, 4) == [0, 1, 12, 29]
     assert _rarer_first(~group, 4) == [0, 1, 12, 29]
+    nearly_half = np.arange(30) >= 16
+    assert _rarer_first(nearly_half, 4) == _rarer_first(~nearly_half, 4) == [16, 17, 18, 19]
 
 
 def write_round(run: Path, number: int, prompts: list[str]) -> None:
