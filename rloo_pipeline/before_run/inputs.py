@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import dataset_inputs, model_inputs
 from rloo_pipeline.before_run.findings import Finding, problems_of
-from rloo_pipeline.config import Config, distillation
+from rloo_pipeline.config import Config, distillation, lag
 from rloo_pipeline.errors import UserError
 
 
@@ -33,8 +33,8 @@ def findings(config: Config) -> Iterator[Finding]:
         with problems_of("reward model") as problems:
             model_inputs.model_folder(config.of_reward_model.model, "reward_model")
         yield from problems
-    if note := config.update.note(config.rounds):
-        yield Finding("update", True, note, note=True)
+    notes = {"sampler": lag.note(config.rollout, config.algorithm), "update": config.update.note(config.rounds)}
+    yield from (Finding(subject, True, note, note=True) for subject, note in notes.items() if note)
     for key, source in config.row_sources.items():
         with problems_of(key) as problems:
             dataset_inputs.columns(config, key, source)

@@ -86,3 +86,14 @@ def problems(rollout: Rollout, algorithm: Algorithm) -> Iterator[str]:
             "old_logps: trainer nothing weights them; leave mismatch.correction out, which sets "
             f"{OF_TOKENS['correction']} for tokens and {OF_COMPLETIONS['correction']} for completions"
         )
+
+
+def note(rollout: Rollout, algorithm: Algorithm) -> str | None:
+    """A sentence if the user turned off the correction for the sampler's quantized weights."""
+    if rollout.quantization is None or algorithm.old_logps == "sampler" or algorithm.mismatch.correction != "none":
+        return None
+    return (
+        f"algorithm.mismatch.correction: none with rollout.quantization: {rollout.quantization}: the trainer takes "
+        "samples of the quantized model for the policy's own, so the gradient is biased; leave mismatch.correction "
+        "out, unless you want to see that"
+    )

@@ -4,7 +4,7 @@ import pytest
 from helpers import mini
 
 from rloo_pipeline.before_run import inputs
-from rloo_pipeline.config import STAGES
+from rloo_pipeline.config import STAGES, lag
 from rloo_pipeline.config.loading import validate
 from rloo_pipeline.errors import UserError
 
@@ -303,6 +303,7 @@ def test_samples_of_a_quantized_policy_are_weighted(algorithm, expected) -> None
     config = validate(mini(algorithm=algorithm, **FP8), "test.yaml")
     mismatch = config.algorithm.mismatch
     assert (mismatch.correction, mismatch.min, mismatch.max) == expected
+    assert lag.note(config.rollout, config.algorithm) is None
 
 
 def test_who_trains_beyond_the_horizon_of_the_learning_rate_is_told() -> None:
@@ -311,6 +312,13 @@ def test_who_trains_beyond_the_horizon_of_the_learning_rate_is_told() -> None:
     assert any("after round 4 the learning rate is 0" in finding.message for finding in inputs.findings(config))
     assert config.update.note(4) is None
     assert validate(mini(update={"min_lr_ratio": 0.1}), "test.yaml").update.note(6) is None
+
+
+def test_who_does_not_weight_them_is_told() -> None:
+    config = validate(mini(algorithm={"mismatch": {"correction": "none"}}, **FP8), "test.yaml")
+    assert "correction: none with rollout.quantization" in lag.note(config.rollout, config.algorithm)
+    by_ratio = validate(mini(algorithm={"old_logps": "sampler"}, **FP8), "test.yaml")
+    assert lag.note(by_ratio.rollout, by_ratio.algorithm) is None
 
 
 def test_quantized_rollouts_are_sampled_again_and_evaluations_are_not() -> None:
