@@ -99,8 +99,8 @@ def driver(version: str, supported: tuple[int, int] | None) -> Finding:
     needed = int(runtime.split(".")[0]) if runtime else 0
     if supported[0] >= needed:
         return Finding("driver", True, message)
-    fix = f"ask for driver {image.DRIVERS[needed]} or newer"
-    return Finding("driver", False, f"{message}; the installed packages are for CUDA {needed}", fix)
+    message += f"; the installed packages are for CUDA {needed}"
+    return Finding("driver", False, message, image.newer_driver(needed, "LD_LIBRARY_PATH"))
 
 
 def _installed(package: str) -> str | None:

@@ -107,7 +107,18 @@ def cuda(lock: str | None, driver_version: tuple[int, int] | None) -> Iterator[F
         return
     message += f"; the driver here is for CUDA {driver_version[0]}.{driver_version[1]}"
     fits = driver_version[0] >= major  # a driver supports all minor versions of its major version
-    yield Finding("CUDA", fits, message, "ask for a newer driver, or build the image from an older CUDA")
+    yield Finding("CUDA", fits, message, newer_driver(major, "APPTAINERENV_LD_LIBRARY_PATH, bound into the image,"))
+
+
+def newer_driver(major: int, variable: str) -> str:
+    """What to do about a driver that is too old for a major CUDA version.
+
+    Source: NVIDIA, "CUDA Compatibility", Forward Compatibility.
+    """
+    return (
+        f"ask for driver {DRIVERS.get(major, 'for it')} or newer; with cards for data centers, the folder `compat` of "
+        f"CUDA {major} (package cuda-compat-{major}-*) first in {variable} may do, too"
+    )
 
 
 def driver() -> tuple[int, int] | None:

@@ -64,7 +64,9 @@ def test_the_packages_for_cpus_and_an_old_driver_are_problems(h200, monkeypatch)
     assert packages.fix == "run `make setup ACCELERATOR=cuda`"
     old = gpus.driver("525.60", (12, 0))
     assert not old.ok
-    assert old.fix == "ask for driver 580 or newer"
+    assert old.fix.startswith(
+        "ask for driver 580 or newer; with cards for data centers, the folder `compat` of CUDA 13"
+    )
 
 
 def test_a_job_that_has_no_gpu_is_told_so_and_a_machine_without_one_nothing(h200, monkeypatch) -> None:
