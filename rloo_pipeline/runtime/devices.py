@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def has_gpu() -> bool:
     """True if this machine has an NVIDIA GPU, without importing a library."""
-    return Path("/dev/nvidiactl").exists()
+    return any(map(os.path.exists, ("/dev/nvidiactl", "/usr/lib/wsl/lib/libcuda.so.1")))  # the latter under WSL
 
 
 def visible_gpus() -> list[str]:

