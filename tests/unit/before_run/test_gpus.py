@@ -28,7 +28,8 @@ def h200(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "vllm"))
     monkeypatch.setattr(devices, "has_gpu", lambda: True)
-    monkeypatch.setattr(gpus, "_installed", {"vllm": "0.32.0", "nvidia-cuda-runtime": "13.0.96"}.get)
+    monkeypatch.setattr(devices, "packages_are_for_gpus", lambda: True)
+    monkeypatch.setattr(gpus, "_installed", {"nvidia-cuda-runtime": "13.0.96"}.get)
     monkeypatch.setattr(gpus.image, "driver", lambda: (13, 0))
     return tmp_path
 
@@ -58,7 +59,7 @@ def test_in_the_image_its_own_kernels_are_not_those_of_this_environment(h200) ->
 
 
 def test_the_packages_for_cpus_and_an_old_driver_are_problems(h200, monkeypatch) -> None:
-    monkeypatch.setattr(gpus, "_installed", {"nvidia-cuda-runtime": "13.0.96"}.get)
+    monkeypatch.setattr(devices, "packages_are_for_gpus", lambda: False)
     *_, packages = gpus.findings(Config(**mini()), in_image=False)
     assert not packages.ok
     assert packages.fix == "run `make setup ACCELERATOR=cuda`"

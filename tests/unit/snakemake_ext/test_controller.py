@@ -26,6 +26,7 @@ from rloo_pipeline.config.run_set import RunSet, read_runs, runs_of
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging.diagnosis import STOPPED
 from rloo_pipeline.judging.run_files import is_finished
+from rloo_pipeline.runtime import devices
 from rloo_pipeline.snakemake_ext import (
     call_checks,
     dag_messages,
@@ -145,6 +146,18 @@ def test_ranks_on_several_nodes_are_refused_before_the_first_job_of_a_single_mac
         starting.start()
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     call_checks.refuse_executor(starting)
+
+
+@pytest.mark.parametrize("nodes", [None, 4], ids=["on this machine", "as SLURM jobs"])
+def test_a_run_on_cpus_beside_gpus_says_so(monkeypatch, starting, nodes) -> None:
+    said = list[str]()
+    monkeypatch.setattr(call_checks, "logger", SimpleNamespace(warning=said.append))
+    monkeypatch.setattr(devices, "has_gpu", lambda: True)
+    monkeypatch.setattr(devices, "packages_are_for_gpus", lambda: False)
+    starting.workflow.resource_settings.nodes, starting.in_image = nodes, False
+    call_checks.require_inputs(starting)
+    told = ["for the GPUs of this machine, run `make setup ACCELERATOR=cuda`" in note for note in said]
+    assert told == ([True] if nodes is None else [])
 
 
 def test_a_dry_run_says_what_a_run_would_refuse_and_takes_no_lock(monkeypatch, starting) -> None:
