@@ -111,7 +111,7 @@ def cuda(lock: str | None, driver_version: tuple[int, int] | None) -> Iterator[F
 
 
 def newer_driver(major: int, variable: str) -> str:
-    """What to do about a driver that is too old for a major CUDA version.
+    """Says how to get a driver that is new enough for a major CUDA version.
 
     Source: NVIDIA, "CUDA Compatibility", Forward Compatibility.
     """
