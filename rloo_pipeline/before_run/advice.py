@@ -6,6 +6,7 @@ from typing import Any
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.before_run.memory import GB, RunMemory, total
 from rloo_pipeline.config import Config, Offload
+from rloo_pipeline.config.section import BY_RUN
 from rloo_pipeline.rollout.engine_arguments import VisibleGpu
 
 PARTS = (2, 4, 8)
@@ -93,7 +94,7 @@ def _offloads(config: Config) -> Iterator[dict[str, Any]]:
 def is_allowed(config: Config) -> bool:
     """True if a configuration would be accepted."""
     try:
-        Config.model_validate(config.model_dump(mode="json"))
+        Config.model_validate(config.model_dump(mode="json"), context=BY_RUN)
     except ValueError:
         return False
     return True

@@ -10,7 +10,8 @@ from rloo_pipeline.before_run.cards import Card
 from rloo_pipeline.before_run.estimate import GpuEstimate
 from rloo_pipeline.config import Algorithm, Config, Lora, Mismatch, Offload, Rollout
 from rloo_pipeline.config import lag as lags
-from rloo_pipeline.config.loading import validate
+from rloo_pipeline.config.error_messages import checked
+from rloo_pipeline.config.section import BY_RUN
 from rloo_pipeline.errors import UserError
 
 PER_NODE = 8
@@ -174,7 +175,8 @@ def fewest(config: Config, shape: ModelDims, card: Card, more_than: int) -> int 
 def refusal(config: Config, gpus: int) -> str:
     """Why the configuration cannot train on all GPUs, regardless of memory."""
     try:
-        validate(advice.override(config, {"deepspeed.processes": gpus}).model_dump(mode="json"), "with all in training")
+        changed = advice.override(config, {"deepspeed.processes": gpus})
+        checked(Config, changed.model_dump(mode="json"), "with all in training", BY_RUN)
     except UserError as error:
         return str(error)
     return f"{gpus} processes cannot be spread evenly over nodes of {PER_NODE} GPUs"

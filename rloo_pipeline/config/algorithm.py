@@ -230,15 +230,13 @@ class Algorithm(Section):
             yield f"clip: {self.clip} has a term for each token; set importance_sampling_level: token"
         if self.loss is not None and (self.importance_sampling_level != "token" or self.clip != "ppo"):
             yield "loss gives each token its own loss; set importance_sampling_level: token, and leave clip out"
+        chosen = presets.PRESETS.get(str(self.preset), {})
+        bounds = tuple(key for key in ("epsilon", "epsilon_high", "delta") if getattr(self, key) != chosen.get(key))
         if self.loss is not None or self.clip in ("kl_cov", "sapo", "vespo", "none"):
             cause = f"clip: {self.clip}" if self.loss is None else "your own loss"
-            chosen = presets.PRESETS.get(str(self.preset), {})
-            bounds = (key for key in ("epsilon", "epsilon_high", "delta") if getattr(self, key) != chosen.get(key))
-            yield from self.unused(tuple(bounds), f"with {cause}; use clip: ppo")
-        if self.clip == "cispo" and self.epsilon_high is not None:
-            yield from self.unused(
-                ("epsilon",), "with clip: cispo, which has only the upper bound epsilon_high; drop that"
-            )
+            yield from self.unused(bounds, f"with {cause}; use clip: ppo")
+        if self.clip == "cispo" and self.epsilon_high is not None and "epsilon" in bounds:
+            yield from self.unused(("epsilon",), "with clip: cispo beside epsilon_high; leave epsilon_high out")
         for key in self.changed(*type(self).model_fields):
             prefixes = ("sapo", "vespo", "clip_cov", "kl_cov")
             clip = next((name for name in prefixes if key.startswith(f"{name}_")), self.clip)

@@ -1,8 +1,9 @@
 """One sentence for a configuration that pydantic refuses: which key is wrong, and what to write instead."""
 
-from typing import Any
+from typing import Any, get_origin
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from rloo_pipeline.config.removed_keys import REMOVED
 from rloo_pipeline.config.run import Config
@@ -46,6 +47,8 @@ MEANINGS = (
     ("loss_top_k", "the number of tokens of a teacher's distribution is algorithm.teacher.top_k"),
     ("lr actor_learning_rate", "the learning rate is update.learning_rate"),
 )
+UNKNOWN = ("extra_forbidden", "missing")
+"""Types of problems with a key that the section does not have."""
 KEYS_OF_OTHER_SYSTEMS = {key: meaning for keys, meaning in MEANINGS for key in keys.split()}
 """Keys of TRL, verl, OpenRLHF and others, and what they are called here."""
 
@@ -75,10 +78,12 @@ def _first_problem(error: ValidationError, whole: type[Section]) -> str:
         error: pydantic's error.
         whole: the whole configuration as read.
     """
-    problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+    problems = sorted(error.errors(), key=lambda one: (one["type"] != "extra_forbidden", _is_mapping_for_text(one)))
     problem, location = problems[0], problems[0]["loc"]
-    others = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    if problem["type"] in ("extra_forbidden", "missing"):
+    places = {(*_follow(one["loc"], whole)[0], one["loc"][-1] if one["type"] in UNKNOWN else "") for one in problems}
+    count = len(places)  # the members of a union are one place
+    others = f" (and {count - 1} more)" if count > 1 else ""
+    if problem["type"] in UNKNOWN:
         keys, section = _follow(location[:-1], whole)
         unknown = str(location[-1])
         key = ".".join([*keys, unknown])
@@ -96,9 +101,14 @@ def _first_problem(error: ValidationError, whole: type[Section]) -> str:
             return f"{key}: the section is empty; give it a key, or leave it out{others}"
         message = f"must be a section with keys of its own ({', '.join(section.model_fields)})"
     value = "" if problem["type"] == "value_error" else f", got {problem['input']!r:.100}"
-    if problem["type"] == "string_type" and isinstance(problem["input"], dict):
+    if _is_mapping_for_text(problem):
         value += "; quote a string that begins with a brace"
     return f"{key + ': ' if key else ''}{message}{value}{others}"
+
+
+def _is_mapping_for_text(problem: ErrorDetails) -> bool:
+    """True for a mapping in place of a string. Where mappings are allowed, too, another problem says what is wrong."""
+    return problem["type"] == "string_type" and isinstance(problem["input"], dict)
 
 
 def _follow(location: tuple[int | str, ...], whole: type[Section]) -> tuple[list[str], type[Section] | None]:
@@ -107,12 +117,14 @@ def _follow(location: tuple[int | str, ...], whole: type[Section]) -> tuple[list
     """
     keys: list[str] = []
     section: type[Section] | None = whole
+    is_name = False  # as in a mapping of names to sections
     for part in location:
-        field = section.model_fields.get(part) if section and isinstance(part, str) else None
-        if isinstance(part, int) or field:
+        field = section.model_fields.get(part) if section and isinstance(part, str) and not is_name else None
+        if isinstance(part, int) or field or is_name:
             keys.append(str(part))
-        if isinstance(part, str):
+        if isinstance(part, str) and not is_name:
             section = section_in(field.annotation) if field else None
+        is_name = field is not None and get_origin(field.annotation) is dict
     return keys, section
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from rloo_pipeline.config.sampling import check_temperature
-from rloo_pipeline.config.section import JSON, Section
+from rloo_pipeline.config.section import JSON, Section, Unused
 
 
 class Correct(Section):
@@ -75,10 +75,12 @@ class Evaluation(Section):
 
     def _problems(self) -> Iterator[str]:
         if self.num_prompts is not None and (self.each_round or 0) > self.num_prompts:
-            yield f"each_round ({self.each_round}) exceeds num_prompts ({self.num_prompts}); change one of the two"
+            yield Unused(
+                f"each_round ({self.each_round}) exceeds num_prompts ({self.num_prompts}); change one of the two"
+            )
         if self.temperature == 0:
             yield from self.unused(
-                ("num_generations",), "at temperature 0, where all completions are the same; raise it"
+                ("num_generations",), "at temperature 0, where all completions are the same; raise temperature"
             )
 
 

@@ -10,14 +10,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from rloo_pipeline.config.error_messages import checked
 from rloo_pipeline.config.evaluation import Select
 from rloo_pipeline.config.loading import read_mapping, require_one_run, validate
 from rloo_pipeline.config.run import Config
 from rloo_pipeline.config.run_keys import RUN_NAME
-from rloo_pipeline.config.section import JSON, Section, flatten, merge, nest
+from rloo_pipeline.config.section import BY_RUN, JSON, Section, flatten, merge, nest
+from rloo_pipeline.errors import UserError
 
 RESERVED = ("shared", "logs", "benchmarks", "test", "functions")
 """Names of folders inside an experiment, so no arm can have them."""
@@ -34,7 +35,7 @@ class Experiment(Section):
     """Configuration of a run that all arms start from; a relative path is looked up in the folder of this file."""
     vary: dict[str, list[Any]] = {}
     """Dotted keys of the configuration, each with a list of values. Every combination is an arm."""
-    arms: dict[str, dict[str, Any]] = {}
+    arms: dict[str, Annotated[JSON, BeforeValidator(lambda changes: {} if changes is None else changes)]] = {}
     """Arms by name, each with the keys that it changes; use this or `vary`. In both, the first arm is the baseline."""
     seeds: list[Annotated[int, Field(ge=0)]] = Field([0, 1, 2, 3, 4], min_length=1)
     """Random seeds. Every arm runs once with each of them."""
@@ -124,11 +125,19 @@ def configs_of(experiment: Experiment, folder: Path, origin: str) -> dict[str, C
         base["select"] = experiment.select.model_dump()
     if experiment.functions:
         base["functions"] = experiment.functions
-    configs = {}
+    configs: dict[str, Config] = {}
+    refusals = []
     for arm, changes in experiment.arm_changes().items():
-        raw = merge(base, nest(changes))
-        first = validate({**raw, "run": experiment.experiment, "seed": experiment.seeds[0]}, f"{origin}, arm {arm}")
+        raw, place = merge(base, nest(changes)), f"{origin}, arm {arm}"
+        raw |= {"run": experiment.experiment, "seed": experiment.seeds[0]}
+        try:
+            first = validate(raw, place)
+        except UserError as error:  # a key of the base may have an effect in other arms only
+            first = checked(Config, raw, place, BY_RUN)
+            refusals.append(error)
         for seed in experiment.seeds:
             name = f"{experiment.experiment}-{arm}-{seed}"
             configs[f"{arm}/{seed}"] = first.model_copy(update={"run": name, "seed": seed})
+    if len(refusals) == len(experiment.arm_changes()):
+        raise refusals[0]
     return configs

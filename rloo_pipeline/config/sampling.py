@@ -91,7 +91,7 @@ class Rollout(Section):
     """Train a mixture of experts with the experts that the sampler chose (routing replay): rollouts store the choices,
     and the trainer's router only weights the chosen experts. Needs a GPU for sampling; not with tools or images.
     """
-    environment: Reference | dict[str, str] | None = None
+    environment: Reference | dict[str, Reference] | None = None
     """`module:Class` or `file.py:Class` of an environment, by TRL's contract (`environment_factory`): `reset(**row)`
     returns the text that ends the prompt, public methods are tools, `get_reward()` scores the episode. Or a mapping of
     names to such classes; the column `environment` of the data then names one for each row. For other libraries, write

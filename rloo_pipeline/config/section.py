@@ -31,7 +31,7 @@ def check_reference(name: str) -> str:
     """Returns the name if it has the form of a function's; otherwise raises ValueError."""
     module, _, function = name.rpartition(":")
     if not module or not function:
-        raise ValueError(f"'{name}' names no function; write `module:function` or `path/file.py:function`")
+        raise ValueError(f"'{name}' names nothing in a file; write `module:name` or `path/file.py:name`")
     return name
 
 
@@ -40,7 +40,7 @@ Reference = Annotated[str, AfterValidator(check_reference)]
 
 
 BY_RUN = "by run"
-"""Validation context of a file that a run wrote: what has no effect had none there either."""
+"""Validation context of what a run wrote, or an experiment's base: keys may be set that have no effect."""
 
 
 class Unused(str):
@@ -49,7 +49,7 @@ class Unused(str):
 
 class Section(BaseModel):
     """A section of the configuration. It is immutable and refuses unknown keys, NaN, infinity, booleans for numbers,
-    and the conflicts that `_problems` names.
+    the conflicts that `_problems` names, and keys that nothing reads without another one (`USED_WITH`).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())

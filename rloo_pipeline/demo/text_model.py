@@ -41,7 +41,7 @@ def text_qwen3(
         corpus: JSONL file; a relative path is looked up in `data_dir`.
         data_dir: `data_dir` of the configuration, which stage-assets passes.
         columns: columns with the text that the tokenizer is trained on.
-        vocab_size: number of tokens, or fewer if the corpus does not yield as many.
+        vocab_size: number of tokens, at least 261; fewer if the corpus does not yield as many.
         context: maximum length of prompt and completion together, in tokens.
         size: see `write_qwen3`.
 

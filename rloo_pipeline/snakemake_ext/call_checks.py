@@ -42,7 +42,7 @@ def require_inputs(call: SnakemakeCall) -> None:
     alike = {config.arm_json: config for config in call.runs.configs.values()}
     notes = [note for config in alike.values() for note in inputs.require(config)]
     if any(config.container.image for config in alike.values()) and not call.in_image:
-        notes.append("container.image: stages run without an image; for that one, add --sdm apptainer")
+        notes.append("container.image has no effect without --sdm apptainer: stages run without an image")
     if call.on_this_machine and not call.in_image and devices.has_gpu() and devices.packages_are_for_gpus() is False:
         notes.append(
             "the packages installed here are for CPUs, on which all will run; for the GPUs of this machine, run `make "
@@ -89,5 +89,8 @@ def refuse_executor(call: SnakemakeCall) -> None:
             "executor: slurm submits cancelled jobs again and loses tasks of arrays; in the profile, "
             f"{slurm_checks.USE_OURS}"
         )
-    if call.workflow.local_exec:
-        nodes.require_job(max(config.deepspeed.nodes for config in call.runs.configs.values()))
+    most = max(config.deepspeed.nodes for config in call.runs.configs.values())
+    if most == 1 or not call.workflow.local_exec or call.workflow.executor_plugin.name == "touch":
+        return
+    if any("mpi" in job.rule.resources for job in call.workflow.dag.needrun_jobs()):
+        nodes.require_job(most)

@@ -42,6 +42,17 @@ def test_arms_change_keys_of_any_depth_and_leave_the_others(runs) -> None:
     assert kl.algorithm.steps_per_generation == plain.algorithm.steps_per_generation == 2
 
 
+def test_a_key_of_the_base_needs_an_effect_in_one_arm_only(runs) -> None:
+    """`epsilon` beside `clip: none` is refused in a run."""
+    epsilon = {"algorithm.epsilon": 0.1}
+    run_set = runs(arms={"none": {"algorithm.clip": "none", **epsilon}, "ppo": epsilon}, seeds=[0])
+    assert [config.algorithm.epsilon for config in run_set.configs.values()] == [0.1, 0.1]
+    with pytest.raises(UserError, match=r"lr.yaml, arm none: algorithm: epsilon has no effect with clip: none"):
+        runs(arms={"none": {"algorithm.clip": "none", **epsilon}}, seeds=[0])
+    with pytest.raises(UserError, match=r"lr.yaml, arm none: unknown key 'algorithm.gama'"):
+        runs(arms={"none": {"algorithm.clip": "none", "algorithm.gama": 1, **epsilon}, "ppo": epsilon}, seeds=[0])
+
+
 def shared(run_set, group: str) -> int:
     return len({homes[group] for run, homes in run_set.homes.items() if run in run_set.configs})
 
@@ -73,7 +84,7 @@ def test_another_arm_or_seed_or_order_moves_no_shared_file(runs) -> None:
 
 
 def test_files_of_round_2_are_the_runs_own(runs) -> None:
-    run_set = runs(arms={"a": {}, "b": {"update.learning_rate": 1e-6}}, seeds=[0])
+    run_set = runs(arms={"a": None, "b": {"update.learning_rate": 1e-6}}, seeds=[0])
 
     class Job:
         run = "lr/b/0"
@@ -113,10 +124,10 @@ def test_a_configuration_of_one_run_is_one_run(tmp_path) -> None:
         ({"base": "lr.yaml"}, "lr.yaml: an experiment of several runs, where one run is needed"),
         ({"vary": {"update.learning_rat": [1]}}, "did you mean 'learning_rate'"),
         ({"vary": {"algorithm.preset": []}}, "vary.algorithm.preset: the list is empty"),
-        ({"vary": {"rounds": 3}}, "lr.yaml: vary: Input should be a valid list, got 3"),
+        ({"vary": {"rounds": 3}}, "lr.yaml: vary.rounds: Input should be a valid list, got 3"),
         ({"vary": ["rounds"]}, "vary: Input should be a valid dictionary, got ['rounds']"),
         ({"arms": ["a", "b"]}, "arms: Input should be a valid dictionary, got ['a', 'b']"),
-        ({"arms": {"a": 3}}, "arms: Input should be a valid dictionary, got 3"),
+        ({"arms": {"a": 3}}, "arms.a: Input should be a valid dictionary, got 3"),
         ({"seeds": [0, -1]}, "seeds.1: Input should be greater than or equal to 0"),
         ({"arms": {"shared": {}}}, "'shared' cannot be the name of an arm"),
         ({"arms": {"a/b": {}}}, "'a/b' cannot be the name of an arm"),

@@ -53,8 +53,10 @@ def message_of(folder: Path, text: str) -> str:
         (
             "{beta: 0.05",
             "{beta: 0.05, loss: mine",
-            ": algorithm.loss: 'mine' names no function; write `module:function`",
+            ": algorithm.loss: 'mine' names nothing in a file; write `module:name`",
         ),
+        ("rollout: {", "rollout: {environment: mine, ", ": rollout.environment: 'mine' names nothing in a file; write"),
+        ("rollout: {", "rollout: {environment: {a: mine}, ", ": rollout.environment: 'mine' names nothing in a file"),
         ("{beta: 0.05", "{clip_ratio: 0.05", "the clip range is algorithm.epsilon"),
         ("{num_generations: 2", "{max_response_length: 2", "did you mean 'max_completion_length'?"),
         (
@@ -115,6 +117,7 @@ WITHOUT_EFFECT = {
     "rewards=[{function: 'a.py:answer', gpus: 1}]; evaluation={each_round: 4}": "each_round has no effect, since the",
     "warmstart={sft: null}; checks={demonstrations: 8}": "demonstrations has no effect without warmstart.sft; set",
     "evaluation={temperature: 0}": "num_generations has no effect at temperature 0",
+    "evaluation={each_round: 50, num_prompts: 20}": "each_round (50) exceeds num_prompts (20)",
 }
 
 
@@ -129,7 +132,8 @@ def test_a_key_that_nothing_would_read_is_refused_but_not_in_a_finished_run(chan
 
 
 def test_a_preset_may_set_what_another_clip_does_not_read() -> None:
-    assert load(MINI, ["algorithm={preset: gspo, clip: none}"]).algorithm.epsilon == 3e-4
+    for clip in ("none", "cispo"):
+        assert load(MINI, [f"algorithm={{preset: gspo, clip: {clip}}}"]).algorithm.epsilon == 3e-4
 
 
 def test_a_date_is_one_also_beside_a_library_that_makes_pyyaml_read_texts(tmp_path) -> None:

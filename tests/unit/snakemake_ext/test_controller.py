@@ -142,8 +142,14 @@ def test_ranks_on_several_nodes_are_refused_before_the_first_job_of_a_single_mac
     starting.runs = RunSet({"mini": Config(**mini(deepspeed={"processes": 2, "nodes": 2}))})
     call_checks.refuse_executor(starting)
     starting.workflow.local_exec = True
+    call_checks.refuse_executor(starting)
+    update = SimpleNamespace(rule=SimpleNamespace(resources={"mpi": "srun"}))
+    starting.workflow.dag.needrun_jobs = lambda: [update]
     with pytest.raises(UserError, match=r"deepspeed.nodes is 2, but this is not a SLURM job: .*rloo submit --nodes 2"):
         starting.start()
+    starting.workflow.executor_plugin.name = "touch"  # of rloo adopt
+    call_checks.refuse_executor(starting)
+    starting.workflow.executor_plugin.name = "local"
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     call_checks.refuse_executor(starting)
 
