@@ -134,7 +134,7 @@ GRPO = [
         [{"epsilon_high": 5.0}],
         {"beta": 0.5},
         PLAIN_KL | GSPO | {"loss_type": "cispo", "epsilon_high": 1.01},
-        TOKENS | OUR_GSPO | K3 | {"clip": "cispo", "epsilon_high": 0.01},
+        TOKENS | OUR_GSPO | K3 | {"clip": "cispo", "epsilon": 0.2, "epsilon_high": 0.01},  # 0.2: as if left out
     ),
     Case(
         "luspo",
