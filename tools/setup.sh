@@ -137,6 +137,6 @@ fi
 step "rloo_pipeline itself" pip install --no-deps --no-build-isolation -e .
 echo "$key" >$stamp
 echo "setup: done in $(($(date +%s) - started)) s"
-if [ "$accelerator" = cpu ] && [ -e /dev/nvidiactl ]; then
+if [ "$accelerator" = cpu ] && { [ -e /dev/nvidiactl ] || [ -e /usr/lib/wsl/lib/libcuda.so.1 ]; }; then
     echo "setup: all will run on CPUs; for this machine's GPUs, make setup ACCELERATOR=cuda"
 fi

@@ -115,8 +115,9 @@ def newer_driver(major: int, variable: str) -> str:
 
     Source: NVIDIA, "CUDA Compatibility", Forward Compatibility.
     """
+    newer = f"driver {DRIVERS[major]} or newer" if major in DRIVERS else "a newer driver"
     return (
-        f"ask for driver {DRIVERS.get(major, 'for it')} or newer; with cards for data centers, the folder `compat` of "
+        f"ask for {newer}; with cards for data centers, the folder `compat` of "
         f"CUDA {major} (package cuda-compat-{major}-*) first in {variable} may do, too"
     )
 

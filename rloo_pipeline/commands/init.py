@@ -27,7 +27,7 @@ from rloo_pipeline.commands.trl_project import TrlProject
 from rloo_pipeline.config.run_keys import valid_run_name
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.report.frame import templates_of
-from rloo_pipeline.runtime import installation
+from rloo_pipeline.runtime import devices, installation
 from rloo_pipeline.runtime.console import Terminal
 
 T = TypeVar("T")
@@ -40,7 +40,6 @@ QUESTIONS = {
     "data": "Data (a .jsonl, .json or .parquet file, a folder with train and test files, or an id on the Hub): ",
     "reward": "Reward function (FILE.py:FUNCTION; empty for one that compares with the column of answers): ",
 }
-GPU = Path("/dev/nvidiactl")
 COMPLETION, PROMPT = 256, 512
 """Maximum completion length in tokens, if the model's context has room for it."""
 GENERATIONS, PROMPTS = 8, 32
@@ -147,7 +146,7 @@ def _model(name: str, folder: Path) -> ProjectModel:
         UserError: the name is neither.
     """
     # bfloat16 is slow on CPUs
-    dtype = {} if GPU.exists() else {"dtype": "float32"}
+    dtype = {} if devices.has_gpu() else {"dtype": "float32"}
     path = Path(name).expanduser()
     if not name or not path.is_dir():
         if HUB_ID.fullmatch(name):

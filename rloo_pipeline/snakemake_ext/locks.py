@@ -15,6 +15,7 @@ import fcntl
 import os
 import re
 import socket
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +31,8 @@ OWNER = "RLOO_RUN_OWNER"
 """Environment variable, for processes that the owner of a run's lock starts, with the owner's name as in the lock
 file.
 """
+ASKING = 0.1
+"""Seconds after which a lock is tried again: a run that starts asks for those of the others whether they are alive."""
 _held: list[int] = []
 
 
@@ -89,6 +92,9 @@ def hold(folder: Path, run: str, results: Path = Path(RESULTS)) -> Hold:
     if not locked and owner and owner == os.environ.get(OWNER):
         return Hold(True)  # the call with which the owner finishes the run
     if locked is False:
+        time.sleep(ASKING)
+        locked = _lock(handle)
+    if locked is False:
         return Hold(False, f"{place}: {owner or 'another process'} is at work on it, or suspended; end it first")
     _held.append(handle)
     markers = [marker for marker in (hidden / "locks").glob("*") if marker.is_file()]
@@ -102,7 +108,8 @@ def hold(folder: Path, run: str, results: Path = Path(RESULTS)) -> Hold:
     os.ftruncate(handle, 0)
     os.pwrite(handle, os.environ[OWNER].encode(), 0)
     atexit.register(_leave, handle, os.environ[OWNER])
-    others = {other.name[5:-5] for other in hidden.glob("rloo-*.lock") if other != own and not _is_free(other)}
+    files = hidden.glob("rloo-*.lock") if markers else ()
+    others = {other.name[5:-5] for other in files if other != own and not _is_free(other)}
     stale = [marker for marker in markers if not others or _is_of(marker, run, others)]
     for marker in stale:
         marker.unlink(missing_ok=True)
@@ -113,7 +120,7 @@ def _is_of(marker: Path, run: str, others: set[str]) -> bool:
     """True if a marker names files of a run and none of other runs. A marker has a path in each line."""
     try:
         names = {name for line in marker.read_text().splitlines() for name in Path(line).parts}
-    except FileNotFoundError:  # another Snakemake process has just ended
+    except OSError:  # another Snakemake process has just ended, or another user's file cannot be read
         return False
     return run in names and names.isdisjoint(others)
 
@@ -191,7 +198,10 @@ def _lock(handle: int, kind: int = fcntl.LOCK_EX) -> bool | None:
 
 def _is_free(path: Path) -> bool:
     """True if no process holds a run's lock, as far as the file system and SLURM can tell from this host."""
-    with path.open(errors="replace") as file:
-        locked = _lock(file.fileno(), fcntl.LOCK_SH)
-        owner = file.read()
+    try:
+        with path.open(errors="replace") as file:
+            locked = _lock(file.fileno(), fcntl.LOCK_SH)
+            owner = file.read()
+    except OSError:  # another user's, which cannot be read
+        return False
     return locked is not False and (not owner or _has_ended(owner, locked))

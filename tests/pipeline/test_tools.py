@@ -120,7 +120,7 @@ def test_a_round_with_a_server_of_openenv_is_the_same_after_a_kill(tmp_path) -> 
     said = " ".join(checked.stdout.split())
     assert "calculator(expression='1') gives '{\\'error\\': " in said, checked.stdout + checked.stderr
     assert checked.returncode == 0, checked.stdout
-    names = "rounds/00001/scores/000.parquet", "evaluation/warmstart/completions.parquet", "warmstart/checks.json"
+    names = "rounds/00001/scores/000.parquet", "evaluation/warmstart/completions.parquet", "policies/00001"
     outcome = project.snakemake("--cores", "1", "--", *(f"results/mini/{name}" for name in names), **changes)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     run = project.folder / "results" / "mini"

@@ -39,7 +39,10 @@ def untimed(scores: pa.Table) -> pa.Table:
     return scores.drop_columns("seconds").replace_schema_metadata(facts)
 
 
-def test_the_table_keeps_nulls_monitors_seconds_and_errors_for_any_number_of_workers(tmp_path, tiny_model) -> None:
+def test_the_table_keeps_nulls_monitors_seconds_and_errors_for_any_number_of_workers(
+    tmp_path, tiny_model, monkeypatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "made-up")  # for the function with a GPU
     run = Round(tmp_path / "run", tiny_model).write(1)
     rows = [
         {"prompt_id": f"{shard}-{n}", "prompt": "x", "prompt_ids": [4], "answer": "1"}

@@ -147,7 +147,7 @@ def test_a_column_name_may_be_no_python_identifier(choices, monkeypatch) -> None
 
 @pytest.mark.parametrize("gpu", [True, False])
 def test_without_a_gpu_weights_are_float32(gpu, choices, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(module, "GPU", tmp_path if gpu else tmp_path / "none")
+    monkeypatch.setattr(module.devices, "has_gpu", lambda: gpu)
     config, _ = new_project("project", choices)
     assert config["model"].get("dtype") == (None if gpu else "float32")
 

@@ -59,6 +59,7 @@ def test_with_a_lag_rollouts_beside_the_update_are_shown(tmp_path) -> None:
 def test_jobs_that_only_some_runs_have_are_shown(tmp_path) -> None:
     """A reward function with a GPU of its own."""
     run = write_run(tmp_path / "run", 0)
+    assert "between two jobs, or not running" in shown(run)
     write_log(run, "score/00001-001-judge.log", "2026-01-01 00:00:00,000 INFO rloo: at work")
     judge = {"function": "own.py:judge", "gpus": 1}
     write_config(run, Config(**mini(rounds=8, rewards=[*mini()["rewards"], judge])))

@@ -38,7 +38,9 @@ def test_marks_stay_while_their_run_lives_and_go_when_it_was_killed(tmp_path) ->
     for run, left in ((killed, ["b", "ab"]), (living, [])):
         run.kill()
         run.wait()
-        assert process(tmp_path, "a", 0)[1]
+        next_one, acquired = process(tmp_path, "a", 0)
+        assert acquired
+        next_one.wait()
         assert [name for name, mark in marks.items() if mark.exists()] == left
 
 

@@ -274,6 +274,7 @@ def test_a_locale_without_the_character_of_an_arrow_loses_no_line(tmp_path) -> N
 def test_no_color_in_the_environment_takes_colours_away(monkeypatch) -> None:
     """Of a terminal, which gets escape sequences for the cursor all the same."""
     monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
     master, terminal = pty.openpty()
     with open(terminal, "w") as stream:
         display = RunDisplay(stream, dry_run=False, color=True, show_failed_logs=False)
