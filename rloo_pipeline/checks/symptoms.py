@@ -181,10 +181,10 @@ def empty_outputs(history: RoundHistory, *, ratio: Fraction = 0.1, min_length: N
 @symptom(
     "cold start",
     "train on demonstrations first (warmstart.sft), use easier prompts or a reward with more steps, raise "
-    "rollout.num_generations",
+    "rollout.num_generations; where completions do not end, raise rollout.max_completion_length or token_budget",
 )
 def cold_start(history: RoundHistory, *, rounds: Count = 3, zero_std: UpToOne = 0.9) -> str | None:
-    """No round so far had enough groups to learn from.
+    """No round so far had enough groups to learn from, or trained on a completion.
 
     Limits:
         rounds: number of rounds without signal from which this is a symptom. A shorter run is judged after its last
@@ -192,10 +192,14 @@ def cold_start(history: RoundHistory, *, rounds: Count = 3, zero_std: UpToOne = 
         zero_std: a round has no signal if at least this fraction of its groups is without differences in reward.
     """
     zero = history.values(ZERO_STD)
-    if (len(zero) < rounds and history.round != history.planned) or not zero or min(zero) < zero_std:
+    if len(zero) < rounds and history.round != history.planned:
         return None
     of_rounds = f"each of {len(zero)} rounds" if len(zero) > 1 else f"round {history.round}"
-    return f"in {of_rounds}, at most {1 - min(zero):.0%} of the groups had different rewards"
+    if zero and min(zero) >= zero_std:
+        return f"in {of_rounds}, at most {1 - min(zero):.0%} of the groups had different rewards"
+    if not any(history.values("trained_completions") or [1]):
+        return f"no update up to round {history.round} trained on a completion"
+    return None
 
 
 @symptom(

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.config import Config, Harness, Vllm
+from rloo_pipeline.config import JSON, Config, Harness, Vllm
 from rloo_pipeline.rollout import engine_arguments, vllm_internals
 from rloo_pipeline.rollout.engine_arguments import EngineSettings
 from rloo_pipeline.runtime import devices
+from rloo_pipeline.user_code.completion_text import THINK_END
 
 
 def prepare(settings: Vllm) -> None:
@@ -72,6 +73,17 @@ def arguments(config: Config, section: Harness, policy: Policy) -> dict[str, Any
             settings |= engine_arguments.gpu_arguments(policy, engine, card, longest, kept=False)
         else:
             settings["gpu_memory_utilization"] = engine.gpu_memory_utilization
+    if section.apply_chat_template:
+        settings |= _template_arguments(config.dataset.chat_template_kwargs)
     if policy.is_adapter:
         settings |= {"lora_local_path": str(policy), **engine_arguments.adapter_arguments(policy)}
     return settings
+
+
+def _template_arguments(variables: JSON) -> dict[str, Any]:
+    """The variables of the chat template. lm-eval 0.4.13 takes `enable_thinking` by itself and ignores it among the
+    others. Where it is on, task stop strings and scores apply to the text after the thinking.
+    """
+    thinking = variables.get("enable_thinking")
+    settings = {"chat_template_args": {**variables}, "enable_thinking": thinking}
+    return settings | ({"think_end_token": THINK_END} if thinking else {})

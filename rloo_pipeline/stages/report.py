@@ -5,14 +5,14 @@ from pathlib import Path
 from rloo_pipeline.artifacts import lineage
 from rloo_pipeline.artifacts.files import write_json, write_text
 from rloo_pipeline.config import Config
-from rloo_pipeline.judging.run_files import metrics_of
+from rloo_pipeline.judging.run_files import RunFiles, metrics_of, read_metrics
 from rloo_pipeline.report.page import render
 from rloo_pipeline.report.summary import summarize_run
 from rloo_pipeline.runtime.progress import say
 
 
 def report(config: Config, run: Path, summary: Path, html: Path) -> None:
-    """Writes the summary and the report of the run in folder `run`.
+    """Writes the summary and the report of the run in folder `run`, and prints the last round's symptoms: no gate does.
 
     Raises:
         UserError: a file is missing or damaged, belongs to a different run, or was scored by a different version of
@@ -24,6 +24,9 @@ def report(config: Config, run: Path, summary: Path, html: Path) -> None:
     facts = summarize_run(config, run)
     write_json(summary, facts)
     write_text(html, render(config, run, facts))
+    metrics = [read_metrics(run, number) for number in range(1, config.rounds + 1)]
+    for symptom in RunFiles(run, config, [*metrics]).symptoms(since=config.rounds):
+        say(symptom.line())
     low, high = facts["gain_ci95"]
     before, after = facts["warmstart"]["accuracy"], facts["final"]["accuracy"]
     say(

@@ -383,7 +383,7 @@ ROWS = (
         "harness",
         "evaluation/{name}/harness.json",
         when=lambda config, _: config.evaluation.harness is not None,
-        decides=_whole(*_MODEL, evaluation=only("harness")),
+        decides=_whole(*_MODEL, evaluation=only("harness"), dataset=only("chat_template_kwargs")),
         reads=("vllm",),
         engine="sampler",
         box=(7, 240),

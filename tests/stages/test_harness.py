@@ -1,6 +1,7 @@
 """lm-eval runs on a policy with its vLLM backend, without network, and no field of its result depends on the clock."""
 
 import json
+import shutil
 
 import pytest
 import yaml
@@ -30,13 +31,19 @@ def test_tasks_of_lm_eval_run_on_a_policy(tmp_path, tiny_model) -> None:
     (tmp_path / "sums.yaml").write_text(yaml.safe_dump(TASK | data))
     harness = {"include_path": str(tmp_path), "max_model_len": 64, "apply_chat_template": True}
     shorter = {"task": "sums", "generation_kwargs": {**TASK["generation_kwargs"], "max_gen_toks": 2}}
-    run = Round(tmp_path / "run", tiny_model, seed=2**70, evaluation={"harness": {"tasks": [shorter], **harness}})
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    template = model / "chat_template.jinja"
+    needs = "{% if enable_thinking != true or style != 'short' %}{{ raise_exception('no variables') }}{% endif %}"
+    template.write_text(needs + template.read_text())
+    variables = {"chat_template_kwargs": {"enable_thinking": True, "style": "short"}}
+    evaluation = {"harness": {"tasks": [shorter], **harness}}
+    run = Round(tmp_path / "run", model, seed=2**70, evaluation=evaluation, dataset=variables)
     output = run.run / "evaluation" / "final" / "harness.json"
     log = f"--log={run.run / 'logs' / 'harness.log'}"
-    arguments = ("--policy", tiny_model, "--name", "final", "--output", output, log)
+    arguments = ("--policy", model, "--name", "final", "--output", output, log)
     done("harness", *arguments)
     results = json.loads(output.read_text())
-    assert results["policy"] == Policy(tiny_model).digest
+    assert results["policy"] == Policy(model).digest
     assert results["n-samples"]["sums"]["effective"] == 5
     assert 0 <= results["results"]["sums"]["exact_match,none"] <= 1
     assert not {"date", "total_evaluation_time_seconds", "git_hash", "pretty_env_info"} & results.keys()

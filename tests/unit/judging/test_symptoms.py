@@ -61,6 +61,7 @@ MEAN, CLIPPED, ZERO = "completions/mean_length", "completions/clipped_ratio", "f
 GAP, APART, OUTSIDE = "sampling/sampling_logp_difference/mean", "sampling/kl", "sampling/outside_band"
 STALE, ESS = "sampling/staleness", "sampling/token_effective_sample_size"
 MONITOR, CALLS = "rewards/worked/mean", "tools/call_frequency"
+TRAINED = "trained_completions"
 SEARCH, MANY = "tools/search/call_frequency", [1.5] * 4
 
 CASES: dict[str, list[tuple[Mapping[str, list[float | None]], Mapping[str, list[float | None]]]]] = {
@@ -88,7 +89,10 @@ CASES: dict[str, list[tuple[Mapping[str, list[float | None]], Mapping[str, list[
         ({MEAN: [20.0, 8.0, 8.0, 8.0]}, {MEAN: [30.0, 20.0, 20.0, 20.0]}),
         ({MEAN: [1.5] * ROUNDS}, {MEAN: [4.0] * ROUNDS}),
     ],
-    "cold_start": [({ZERO: [1.0] * ROUNDS}, {ZERO: [1.0, 1.0, 0.85] + [1.0] * 9, "reward_std": [0.0] * ROUNDS})],
+    "cold_start": [
+        ({ZERO: [1.0] * ROUNDS}, {ZERO: [1.0, 1.0, 0.85] + [1.0] * 9, "reward_std": [0.0] * ROUNDS}),
+        ({TRAINED: [0.0] * ROUNDS}, {TRAINED: [0.0, 4.0] + [0.0] * 10}),
+    ],
     "stale_rollouts": [
         ({STALE: [2.0], ESS: [0.4], APART: [0.4]}, {STALE: [2.0], ESS: [0.6], APART: [0.4]}),
         ({STALE: [1.0], ESS: [0.4]}, {STALE: [0.0], ESS: [0.4]}),
@@ -168,6 +172,14 @@ def test_a_short_run_without_any_signal_is_judged_after_its_last_round() -> None
         assert symptom.name == "cold_start"
         assert symptom.evidence == f"{evidence}, at most 0% of the groups had different rewards"
     assert diagnose(rounds[:2], planned=50) == [], "the run has hardly begun"
+
+
+def test_a_run_in_which_no_group_was_complete_is_judged_after_its_last_round() -> None:
+    """With a token budget, as the completions of the first rounds go on in the next ones."""
+    rounds = run_of(**{ZERO: [None] * ROUNDS, TRAINED: [0.0] * ROUNDS})[:4]
+    assert diagnose(rounds, planned=50) == []
+    (symptom,) = diagnose(rounds, planned=4)
+    assert (symptom.name, symptom.evidence) == ("cold_start", "no update up to round 4 trained on a completion")
 
 
 def test_a_short_run_that_ended_where_it_began_has_not_moved() -> None:

@@ -32,6 +32,7 @@ from rloo_pipeline.judging.evaluation_summary import summarize_evaluation
 from rloo_pipeline.report.frame import chance, points
 from rloo_pipeline.report.page import check_figures, render, verdict
 from rloo_pipeline.report.summary import so_far, summarize_run
+from rloo_pipeline.stages.report import report
 from rloo_pipeline.stages.report_so_far import report_so_far
 
 
@@ -348,7 +349,8 @@ def test_a_lack_of_memory_stands_on_the_page(tmp_path: Path) -> None:
     assert "out of memory6evaluate/final: torch.OutOfMemoryError: CUDA out of memory" in text
 
 
-def test_symptoms_stand_on_the_page_with_evidence_and_cure(tmp_path: Path, page: str) -> None:
+def test_symptoms_stand_on_the_page_and_at_the_end_on_the_terminal(tmp_path: Path, page: str, caplog) -> None:
+    caplog.set_level("INFO")
     assert "No symptom" in Reader(page).text
     config = configuration(rounds=6).only("report")
     run = make_run(tmp_path / "run", config)
@@ -361,6 +363,9 @@ def test_symptoms_stand_on_the_page_with_evidence_and_cure(tmp_path: Path, page:
     symptoms = diagnose([metrics_of(n) | equal_rewards for n in range(1, 7)], config.gates, monitors=["worked"])
     assert symptoms
     assert all(symptom.title in text and symptom.cure in text for symptom in symptoms)
+    report(config, run, tmp_path / "summary.json", tmp_path / "report.html")
+    lines = caplog.messages
+    assert all((symptom.line() in lines) == (symptom.last == 6) for symptom in symptoms)
     assert "ended by a gate" not in text
     for number, said in ((6, True), (5, False)):  # a run that has gone on since
         write_json(run / "stopped.json", {"round": number, "symptoms": []})
