@@ -218,8 +218,10 @@ def metrics_of(config: Config, round_: int, engine: Engine, sampled: RoundTables
 def summary(found: Metrics, seconds: float) -> str:
     """Log line for a round that was trained in `seconds`."""
     reward, norm = ("–" if found[key] is None else f"{found[key]:.3g}" for key in ("reward", "grad_norm"))
+    left_out = found["steps_left_out"]
+    skipped = f" ({left_out} of this round left out, without a completion to train on)" if left_out else ""
     return (
-        f"round {found['round']}: reward {reward}, grad norm {norm}, {found['step']} optimizer steps so far, "
+        f"round {found['round']}: reward {reward}, grad norm {norm}, {found['step']} optimizer steps so far{skipped}, "
         f"trained in {seconds:.2f} s"
     )
 

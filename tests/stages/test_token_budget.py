@@ -45,7 +45,8 @@ def run(tmp_path, tiny_model) -> Carrying:
 
 def test_an_update_trains_on_the_groups_that_have_ended_whatever_their_number(run) -> None:
     """In round 1 none has, so the policy stays as it is."""
-    succeeded(run.put(1, {0: 0, 1: 0}).update(1))
+    outcome = succeeded(run.put(1, {0: 0, 1: 0}).update(1))
+    assert "2 optimizer steps so far (2 of this round left out, without a completion to train on)" in outcome.stderr
     succeeded(run.put(2, GROUPS).update(2))
     first, second = (
         json.loads((run.run / "rounds" / name / "metrics.json").read_text()) for name in ("00001", "00002")
