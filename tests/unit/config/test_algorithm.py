@@ -390,3 +390,11 @@ ONE_REWARD = [{"function": "rloo_pipeline.rewards.answer:exact_answer_reward", "
 )
 def test_consistent_keys_are_accepted(algorithm) -> None:
     validate({**mini(), "algorithm": algorithm, "rewards": ONE_REWARD, "evaluation": {"temperature": 0}}, "test.yaml")
+
+
+def test_a_run_that_sets_no_later_key_has_the_parameters_that_it_had() -> None:
+    teacher = {"teacher": {"name_or_path": "x"}, "beta": 0, **TOKEN}
+    algorithm = validate(mini(algorithm=teacher), "test.yaml").params("update")["algorithm"]
+    assert not [key for key in algorithm if key.startswith(("sapo", "vespo"))]
+    assert "reject" not in algorithm["mismatch"]
+    assert "models" not in algorithm["teacher"]

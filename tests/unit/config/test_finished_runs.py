@@ -8,7 +8,7 @@ import pytest
 import yaml
 from helpers import mini
 
-from rloo_pipeline.config import STAGES, Config, run
+from rloo_pipeline.config import STAGES, Config
 from rloo_pipeline.config.loading import load, sealed
 from rloo_pipeline.config.removed_keys import REMOVED
 from rloo_pipeline.errors import UserError
@@ -37,15 +37,6 @@ def test_what_decides_a_run_without_a_new_key_is_what_decided_it_before() -> Non
     assert {section: sorted(keys) for section, keys in decides.items()} == yaml.safe_load(KEYS.read_text())
 
 
-def test_an_added_key_decides_only_if_it_is_not_the_default(monkeypatch) -> None:
-    monkeypatch.setattr(run, "ADDED_KEYS", {"rollout.top_p": 1.0, "update.lora.use_rslora": False})
-    assert "top_p" not in Config(**mini()).params("rollout")["rollout"]
-    assert "use_rslora" not in Config(**mini(update={"lora": {}})).params("update")["update"]["lora"]
-    changed = Config(**mini(update={"lora": {"use_rslora": True}}, rollout=mini()["rollout"] | {"top_p": 0.9}))
-    assert changed.params("rollout")["rollout"]["top_p"] == 0.9
-    assert changed.params("update")["update"]["lora"]["use_rslora"] is True
-
-
 @pytest.mark.parametrize("path", REMOVED)
 def test_a_removed_key_gives_a_one_line_error_but_a_finished_run_may_have_it(path: str, tmp_path: Path) -> None:
     section, key = path.split(".")
@@ -61,6 +52,6 @@ def test_a_removed_key_gives_a_one_line_error_but_a_finished_run_may_have_it(pat
     with pytest.raises(UserError, match=rf"c.yaml: key '{section}.*{key}' was removed: {REMOVED[path][:9]}"):
         load(file)
     file.write_text(sealed(text))
-    finished = load(file)
+    run = load(file)
     if key == "timeout_value":
-        assert (finished.rewards[0] if section == "rewards" else finished.judge).on_timeout == 0.5
+        assert (run.rewards[0] if section == "rewards" else run.judge).on_timeout == 0.5

@@ -130,8 +130,9 @@ def test_a_mask_goes_with_a_lag_without_a_lower_threshold() -> None:
     assert (section.correction, section.min) == ("token_mis", None)
 
 
-def test_the_key_decides_evaluations() -> None:
+def test_a_run_without_the_key_has_the_parameters_that_it_had() -> None:
     plain = validate(mini(), "test.yaml")
+    assert "generation_kwargs" not in plain.params("rollout")["rollout"]
     assert config({"stop": "x"}, {}).params("evaluate") != plain.params("evaluate")
 
 
