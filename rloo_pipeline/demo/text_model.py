@@ -5,7 +5,7 @@ is not normalized, so decoding reproduces every string exactly. `<think>` and `<
 Qwen3.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Unpack
 
@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rloo_pipeline.data import json_rows
 from rloo_pipeline.demo.character_model import END, PAD, START, ModelSize, with_chat, write_qwen3
+from rloo_pipeline.errors import UserError, did_you_mean
 
 THINK = ("<think>", "</think>")
 PIECES = (
@@ -41,21 +42,25 @@ def text_qwen3(
         corpus: JSONL file; a relative path is looked up in `data_dir`.
         data_dir: `data_dir` of the configuration, which stage-assets passes.
         columns: columns with the text that the tokenizer is trained on.
-        vocab_size: number of tokens, at least 261; fewer if the corpus does not yield as many.
+        vocab_size: number of tokens, or fewer if the corpus does not yield as many.
         context: maximum length of prompt and completion together, in tokens.
         size: see `write_qwen3`.
 
     Raises:
-        UserError: the corpus is not JSONL.
+        UserError: the corpus is missing, is not JSONL, or lacks a column; the vocabulary is too small for all bytes.
     """
-    rows = json_rows.objects(Path(data_dir or ".") / corpus)
-    texts = [str(row[column]) for _, _, row in rows for column in columns]
+    texts = list(_texts(Path(data_dir or ".") / corpus, columns))
     write_qwen3(folder, seed, bpe_tokenizer(texts, vocab_size, context), **size)
 
 
 def bpe_tokenizer(texts: Sequence[str], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
-    """Returns a byte-level BPE tokenizer with `vocab_size` tokens, at least one per byte, trained on these texts."""
+    """Returns a byte-level BPE tokenizer with `vocab_size` tokens, trained on these texts."""
     special, alphabet = [PAD, START, END], sorted(pre_tokenizers.ByteLevel.alphabet())
+    least = len(special) + len(THINK) + len(alphabet)
+    if vocab_size < least:
+        raise UserError(
+            f"model.build_options: vocab_size {vocab_size} is below the {least} that all bytes and special tokens need"
+        )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -71,3 +76,20 @@ def bpe_tokenizer(texts: Sequence[str], vocab_size: int, context: int) -> PreTra
     # not special, so that decoding for the rewards keeps them
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in THINK])
     return with_chat(tokenizer, context)
+
+
+def _texts(path: Path, columns: Sequence[str]) -> Iterator[str]:
+    """Yields the text of these columns, row by row."""
+    try:
+        rows = list(json_rows.objects(path))
+    except OSError as error:
+        raise UserError(
+            f"{path}: the corpus (model.build_options.corpus) cannot be read ({error}); "
+            "relative paths are looked up in data_dir"
+        ) from error
+    for _, where, row in rows:
+        for column in columns:
+            if column not in row:
+                hint = did_you_mean(column, row) or f"; it has {', '.join(row)}"
+                raise UserError(f"{path}: {where} has no column '{column}' (model.build_options.columns){hint}")
+            yield str(row[column])

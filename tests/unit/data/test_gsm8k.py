@@ -74,6 +74,24 @@ def test_the_text_model_loads_with_transformers_and_its_tokenizer_is_lossless(tm
     assert whole == prompt + "4<|im_end|>"
 
 
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        (None, {}, "train.jsonl: the corpus .* cannot be read"),
+        ('{"question": "q", "answr": "a"}', {}, "line 1 has no column 'answer'.*did you mean 'answr'"),
+        ('{"question": "q", "answer": "a"}\n\nnot json', {}, "line 3: not JSON: Expecting value"),
+        ('{"question": "q", "answer": "a"}', {"vocab_size": 200}, "vocab_size 200 is below the 261"),
+    ],
+)
+def test_an_unusable_corpus_is_an_error(
+    tmp_path: Path, corpus: Path, text: str | None, options: dict[str, Any], message: str
+) -> None:
+    corpus.unlink() if text is None else corpus.write_text(text)
+    with pytest.raises(UserError, match=message):
+        small(tmp_path / "model", corpus, **options)
+    assert not (tmp_path / "model").exists()
+
+
 BUILDERS = """
 def with_data_dir(folder, seed, *, data_dir=None):
     folder.mkdir()
