@@ -24,6 +24,8 @@ _RESHAPES = (
     "neither weight the samples nor prove that they are from its policy; leave it out"
 )
 _PIPELINE = "is set by the pipeline"
+_ENGINE = "is internal to vLLM, and does not change the samples; leave it out"
+_BEAMS = "searches for likely completions, which are not samples from a distribution; leave it out"
 STOPS = ("stop", "stop_token_ids", "repetition_detection")
 """Keys that end a completion; all others mask tokens."""
 REFUSED = {
@@ -37,12 +39,28 @@ REFUSED = {
     **{key: f"{_PIPELINE}; set rollout.{key}" for key in ("temperature", "top_p", "top_k", "min_p")},
     "best_of": "keeps the likeliest of several samples, which is not a sample from the policy; set "
     "rollout.num_generations, and let rewards choose",
+    **dict.fromkeys(("beam_width", "use_beam_search", "length_penalty"), _BEAMS),
+    "trace_decode_token_ids": "replaces samples with given tokens; leave it out",
+    "thinking_token_budget": "needs an engine with a reasoning parser, which the pipeline does not start, and forces "
+    "tokens; set rollout.max_completion_length, or rollout.token_budget",
+    "watermarking": "draws tokens by a key instead of at random, and needs an engine with a watermark, which the "
+    "pipeline does not start; leave it out",
+    "extra_args": "goes to vLLM plugins, whose effect on token probabilities is unknown; leave it out",
+    **dict.fromkeys(
+        (
+            *("prompt_logprob_token_ids", "prompt_logprob_start", "logprob_token_ids", "stream_interval", "skip_clone"),
+            *("output_text_buffer_length", "skip_reading_prefix_cache", "routed_experts_prompt_start"),
+            "spaces_between_special_tokens",
+        ),
+        _ENGINE,
+    ),
+    **dict.fromkeys(("logprobs", "prompt_logprobs", "flat_logprobs", "detokenize", "output_kind"), _PIPELINE),
     **dict.fromkeys(
         ("include_stop_str_in_output", "skip_special_tokens"),
         f"{_PIPELINE}: rewards see all sampled tokens except EOS, BOS, PAD and the like",
     ),
 }
-"""Those of vLLM's parameters that cannot be set here and that people know, and why; all others are unknown keys."""
+"""vLLM's parameters that cannot be set here, and why."""
 
 
 class RepetitionDetection(Section):

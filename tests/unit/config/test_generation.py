@@ -21,6 +21,7 @@ CASES = {
     "a key of the pipeline": ({"temperature": 0.5}, {}, {}, ["temperature", "rollout.temperature"]),
     "a number of completions": ({"n": 4}, {}, {}, ["n is set by the pipeline", "rollout.num_generations"]),
     "the best of several": ({"best_of": 4}, {}, {}, ["best_of keeps the likeliest", "rollout.num_generations"]),
+    "beams": ({"use_beam_search": True}, {}, {}, ["use_beam_search searches for likely completions"]),
     "patterns the wrong way around": (
         {"repetition_detection": {"max_pattern_size": 2, "min_pattern_size": 3, "min_count": 2}},
         {},
@@ -136,6 +137,8 @@ def test_a_run_without_the_key_has_the_parameters_that_it_had() -> None:
     assert config({"stop": "x"}, {}).params("evaluate") != plain.params("evaluate")
 
 
+OF_BEAMS_AND_BEFORE = {"best_of", "use_beam_search", "beam_width", "length_penalty"}
+"""Refused parameters that vLLM's `SamplingParams` does not have: those of beam search and of older releases."""
 OTHER_FORMS = {
     *("json_object", "structural_tag", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 }
@@ -159,11 +162,11 @@ def fields_in_vllm() -> dict[str, set[str]]:
     return fields
 
 
-def test_every_key_is_a_parameter_of_the_installed_vllm() -> None:
+def test_every_parameter_of_the_installed_vllm_is_taken_or_refused_with_a_reason() -> None:
     fields = fields_in_vllm()
     taken = GenerationKwargs.model_fields.keys()
     assert not taken & REFUSED.keys()
-    assert taken | REFUSED.keys() <= fields["SamplingParams"] | {"best_of"}, "which older releases have"
+    assert taken | REFUSED.keys() == fields["SamplingParams"] | OF_BEAMS_AND_BEFORE
     assert {*STRUCTURES} | OTHER_FORMS == fields["StructuredOutputsParams"]
     detection = GenerationKwargs.model_fields["repetition_detection"].annotation.__args__[0]
     assert detection.model_fields.keys() == fields["RepetitionDetectionParams"]
