@@ -12,19 +12,21 @@ from rloo_pipeline.config import Config, distillation, lag
 from rloo_pipeline.errors import UserError
 
 
-def of_model(config: Config) -> Iterator[Finding]:
-    """Yields the problem with the model, if its config.json is on this machine and it has one."""
+def model_finding(config: Config) -> Finding:
+    """Checks the model, if its config.json is on this machine."""
     with problems_of("model") as problems:
         if folder := model_inputs.model_folder(config.model):
             model = Policy(folder)
             model_inputs.check_model(config, model)
             model_inputs.check_sampler(config, model)
-    yield from problems
+            note = model_inputs.tight_context(config, model.config)
+            return Finding("model", True, note, note=bool(note))
+    return next(iter(problems), Finding("model", True, ""))
 
 
 def findings(config: Config) -> Iterator[Finding]:
-    """Yields problems with models and datasets, and notes."""
-    yield from of_model(config)
+    """Yields a finding for the model and one for each dataset; the message is empty if there is nothing to note."""
+    yield model_finding(config)
     for name, of_teacher in config.teachers.items():
         with problems_of("teacher") as problems:
             model_inputs.model_folder(of_teacher.model, distillation.key_of(name))
@@ -38,7 +40,7 @@ def findings(config: Config) -> Iterator[Finding]:
     for key, source in config.row_sources.items():
         with problems_of(key) as problems:
             dataset_inputs.columns(config, key, source)
-        yield from problems
+        yield from problems or [Finding(key, True, "")]
 
 
 def require(config: Config) -> list[str]:

@@ -213,6 +213,20 @@ def completion_lengths(config: Config) -> dict[str, int]:
     return lengths
 
 
+def tight_context(config: Config, hf_config: dict[str, Any]) -> str:
+    """A note if prompts of maximum length would not fit into the context, otherwise an empty string.
+
+    This is not an error, since only the stage `prompts` knows the real lengths.
+    """
+    context, longest = model_dims.context(hf_config), max(completion_lengths(config).values())
+    if context is None or longest + config.dataset.max_prompt_length <= context:
+        return ""
+    return (
+        f"the model's context is {context} tokens: with completions of {longest} there is room for prompts of "
+        f"{context - longest}, but dataset.max_prompt_length ({config.dataset.max_prompt_length}) allows longer ones"
+    )
+
+
 def fetch_config(model: ModelSource) -> str:
     """A command that downloads only the config.json of a Hub model."""
     revision = ["--revision", model.revision] if model.revision else []

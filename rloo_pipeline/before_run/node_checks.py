@@ -64,9 +64,12 @@ def model(config: Config, fix: str) -> Iterator[Finding]:
     """Checks that the model is complete and can be trained as configured."""
     from rloo_pipeline.artifacts import model_files
 
-    if found := [*inputs.of_model(config)]:
-        yield from found
+    by_config_json = inputs.model_finding(config)
+    if not by_config_json.ok:
+        yield by_config_json
         return
+    if by_config_json.note:
+        yield by_config_json._replace(subject="model's context")
     if config.model.build is not None:
         yield Finding("model", True, f"built by {config.model.build}")
         return
