@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -260,6 +260,21 @@ class Policy:
         return ids
 
     @cached_property
+    def hidden_ids(self) -> frozenset[int]:
+        """Ids that rewards do not see as text: end tokens, BOS, PAD, UNK, CLS, SEP and MASK.
+
+        Other special tokens, such as `<think>` or `<|channel|>`, are part of what a model says.
+        """
+        names = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
+        ids = (getattr(self.tokenizer, f"{name}_token_id", None) for name in names)
+        return frozenset({*self.stop_ids, *(id_ for id_ in ids if isinstance(id_, int))})
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """All special tokens of the tokenizer, including added ones."""
+        return special_ids(self.tokenizer)
+
+    @cached_property
     def digest(self) -> str:
         """Digest of weights and configuration; tables have it as `policy` in their footers.
 
@@ -350,28 +365,6 @@ def _digest(digests: Mapping[str, str]) -> str:
     return hashlib.sha256("".join(f"{name} {digests[name]}\n" for name in names).encode()).hexdigest()
 
 
-def shown_ids(tokenizer: PreTrainedTokenizerBase, ends: Collection[int], ids: Sequence[int]) -> list[int]:
-    """The ids that rewards see as text: all except end tokens, BOS, PAD, UNK, CLS, SEP and MASK.
-
-    Other special tokens, such as `<think>` or `<|channel|>`, are part of what a model says.
-
-    Args:
-        tokenizer: the model's tokenizer.
-        ends: tokens that end a completion.
-        ids: token ids of a text.
-    """
-    hidden = {*ends, *_named_ids(tokenizer)}
-    return [id_ for id_ in ids if id_ not in hidden]
-
-
-@lru_cache(maxsize=8)
-def _named_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    names = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
-    ids = (getattr(tokenizer, f"{name}_token_id", None) for name in names)
-    return frozenset(id_ for id_ in ids if isinstance(id_, int))
-
-
-@lru_cache(maxsize=8)
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """All special tokens of a tokenizer, including added ones."""
     added = getattr(tokenizer, "added_tokens_decoder", None)

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Dataset
 from rloo_pipeline.data.prompting import chat_ids, check_embedded, render
 from rloo_pipeline.errors import UserError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 Message = dict[str, Any]
 ASKED: Message = {"role": "user", "content": "1"}
@@ -38,20 +36,21 @@ def answer_messages(names: Sequence[str], texts: Sequence[str]) -> list[Message]
 
 
 class ToolTemplate:
-    """The chat template of a tokenizer."""
+    """The chat template of a model."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, dataset: Dataset, stop_ids: Sequence[int]) -> None:
+    def __init__(self, policy: Policy, dataset: Dataset) -> None:
         """Prepares to render conversations.
 
         Args:
-            tokenizer: the model's tokenizer.
+            policy: the model.
             dataset: section of the configuration, for `chat_template_kwargs`.
-            stop_ids: tokens that end a turn.
         """
-        self.tokenizer = tokenizer
+        self.policy = policy
+        self.tokenizer = policy.tokenizer
         self.dataset = dataset
-        self.stop_ids = frozenset(stop_ids)
-        self.name = str(tokenizer.name_or_path)
+        self.stop_ids = frozenset(policy.stop_ids)
+        """Tokens that end a turn."""
+        self.name = str(policy.base)
 
     def render(self, messages: Sequence[Message], next_turn: bool = False, tools: Sequence[Any] = ()) -> str:
         """The text of messages, with the start of the model's next turn if `next_turn`."""

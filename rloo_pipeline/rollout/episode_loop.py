@@ -19,7 +19,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rloo_pipeline.artifacts.policy import shown_ids
 from rloo_pipeline.artifacts.prompt_set import OBSERVATION
 from rloo_pipeline.config import Rollout
 from rloo_pipeline.data.tool_template import Message, answer_messages, call_message
@@ -176,7 +175,7 @@ class Episodes:
         if len(ids) >= episode.tokens_left:
             return self._end(index, "length")
         episode.extend("tool", ids)
-        shown = shown_ids(template.tokenizer, template.stop_ids, ids)
+        shown = [id_ for id_ in ids if id_ not in template.policy.hidden_ids]
         episode.text += str(template.tokenizer.decode(shown, skip_special_tokens=False))
         episode.messages += answer_messages(episode.called, texts)
         self.next.append(index)

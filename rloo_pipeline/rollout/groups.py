@@ -80,7 +80,7 @@ def call_reader(policy: Policy, dataset: Dataset, parser: str) -> CallReader:
     Raises:
         UserError: vLLM has no parser `rollout.tool_parser`, or none reads a call as the chat template writes it.
     """
-    return CallReader(ToolTemplate(policy.tokenizer, dataset, policy.stop_ids), parser)
+    return CallReader(ToolTemplate(policy, dataset), parser)
 
 
 def sampling_config_of(rollout: Rollout) -> SamplingConfig:

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from rloo_pipeline.artifacts.policy import Policy, shown_ids, special_ids
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config.sampling import FP8
 from rloo_pipeline.errors import IncompatibleEngine, UserError, one_line
 from rloo_pipeline.rollout import engine_arguments, engine_process, swap_check, vllm_internals
@@ -199,7 +199,7 @@ class Sampler:
                 for output in engine.step():
                     if output.finished:
                         index, request, params = running.pop(output.request_id)
-                        completion = completion_of(engine.get_tokenizer(), request, params, output)
+                        completion = completion_of(self.policy, request, params, output)
                         if source.take(index, completion):
                             counter.advance()
 
@@ -271,11 +271,11 @@ def params_of(request: Request, stop_ids: list[int], banned_ids: Sequence[int] =
     )
 
 
-def completion_of(tokenizer: Any, request: Request, params: SamplingParams, output: Any) -> Completion:
+def completion_of(policy: Policy, request: Request, params: SamplingParams, output: Any) -> Completion:
     """Converts vLLM's output; with logprobs=0, each position holds exactly the sampled token.
 
     Args:
-        tokenizer: vLLM's tokenizer.
+        policy: the policy, for its tokenizer.
         request: the request.
         params: parameters of the request; its seed is not read.
         output: a finished RequestOutput with one completion.
@@ -301,7 +301,7 @@ def completion_of(tokenizer: Any, request: Request, params: SamplingParams, outp
     assert sampled.logprobs.token_ids == new_ids
     begun = request.begun or Begun([], [])
     ids = [*begun.ids, *new_ids]
-    text = _text(tokenizer, params, request.prompt_ids, ids)
+    text = _text(policy, params, request.prompt_ids, ids)
     experts = _experts_of(sampled.routed_experts, len(output.prompt_token_ids) + len(new_ids) - 1)
     logps = array("f", [*begun.logps, *sampled.logprobs.logprobs])
     return Completion(array("i", ids), text, logps, sampled.finish_reason, experts)
@@ -318,12 +318,17 @@ def _experts_of(chosen: Any, tokens: int) -> Sequence[int] | None:
     return array("H", chosen[:tokens].flatten().tolist())
 
 
-def _text(tokenizer: Any, params: SamplingParams, prompt_ids: list[int], ids: list[int]) -> str:
-    """The text of `policy.shown_ids`; if special tokens are left out, equal to vLLM's own text (detokenize=True)."""
+def _text(policy: Policy, params: SamplingParams, prompt_ids: list[int], ids: list[int]) -> str:
+    """The text of all tokens except `Policy.hidden_ids`.
+
+    If it shows no special tokens, it equals vLLM's own text (detokenize=True).
+    """
     from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
-    shown = shown_ids(tokenizer, params.stop_token_ids or (), ids)
-    params.skip_special_tokens = special_ids(tokenizer).isdisjoint(shown)
+    tokenizer: Any = policy.tokenizer
+    hidden = policy.hidden_ids.union(params.stop_token_ids or ())
+    shown = [id_ for id_ in ids if id_ not in hidden]
+    params.skip_special_tokens = policy.special_ids.isdisjoint(shown)
     if (text := _byte_text(tokenizer, prompt_ids, shown, params.skip_special_tokens)) is not None:
         return text
     params.stop = []  # else the text would end before the stop string

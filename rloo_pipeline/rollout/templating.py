@@ -44,7 +44,7 @@ class Templater:
         """Image files of all rows so far, by digest."""
         self.single = True
         """True if the rows have one image each, not lists of images."""
-        self.template = ToolTemplate(model.tokenizer, dataset, model.stop_ids)
+        self.template = ToolTemplate(model, dataset)
         self.tools: dict[str, list[JSON]] = {}
         """Schemas of the tools, by the environment of a row (empty if all rows have the same)."""
 

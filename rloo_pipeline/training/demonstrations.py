@@ -51,7 +51,7 @@ def demonstrations(config: Config, section: Sft, path: str, model: Policy, promp
     parts = {prompts / "eval", held_out_part(prompts)}
     evaluated = {tuple(ids) for part in parts for ids in PromptSet(part).table["prompt_ids"].to_pylist()}
     observed = _with_observations([*parts, prompts / "train"])
-    template = ToolTemplate(model.tokenizer, config.dataset, model.stop_ids)
+    template = ToolTemplate(model, config.dataset)
     rows = read_rows(section.demonstrations, path)
     pairs, held_out = tokenized(rows, path, section, template, evaluated, observed, partial(tools_of, prompts))
     if held_out:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import trl
 
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Dataset
 from rloo_pipeline.data.tool_template import ToolTemplate, answer_messages, call_message
 from rloo_pipeline.demo.character_model import character_tokenizer
@@ -32,8 +33,9 @@ def template(name: str) -> ToolTemplate:
     ends = ENDS.get(name, ["<|im_end|>"])
     tokenizer = character_tokenizer(4096, ends, "".join(map(chr, range(32, 127))))
     tokenizer.chat_template = (FOLDER / f"{name}.jinja").read_text()
-    stop_ids = [tokenizer.convert_tokens_to_ids(end) for end in ends]
-    return ToolTemplate(tokenizer, Dataset.model_construct(chat_template_kwargs={}), stop_ids)
+    policy = Policy(FOLDER / name)
+    vars(policy).update(tokenizer=tokenizer, stop_ids=tokenizer.convert_tokens_to_ids(ends))
+    return ToolTemplate(policy, Dataset.model_construct(chat_template_kwargs={}))
 
 
 @pytest.mark.parametrize("name", ENDS)

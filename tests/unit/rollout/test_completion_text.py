@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from tokenizers import AddedToken
 
-from rloo_pipeline.artifacts import policy
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.tables import EXPERTS, WITH_EXPERTS
 from rloo_pipeline.demo.character_model import character_tokenizer
 from rloo_pipeline.demo.text_model import bpe_tokenizer
@@ -24,13 +24,16 @@ SAID = "[THINK]1+1[/THINK]2"
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
+def policy(tmp_path_factory) -> Policy:
     tokenizer = character_tokenizer()
     tokenizer.add_tokens([AddedToken(tag, special=True) for tag in TAGS], special_tokens=True)
-    return tokenizer
+    policy = Policy(tmp_path_factory.mktemp("policy"))
+    vars(policy).update(tokenizer=tokenizer, stop_ids=[tokenizer.eos_token_id])
+    return policy
 
 
-def sampled(tokenizer: Any, text: str, finish_reason: str) -> str:
+def sampled(policy: Policy, text: str, finish_reason: str) -> str:
+    tokenizer: Any = policy.tokenizer
     vllm_internals.import_vllm()
     ids = tokenizer(text)["input_ids"]
     request = Request(tokenizer("1+1=")["input_ids"], 0, SamplingConfig(1.0, 1.0, 0, None, 99))
@@ -38,27 +41,29 @@ def sampled(tokenizer: Any, text: str, finish_reason: str) -> str:
     output = SimpleNamespace(token_ids=ids, logprobs=logprobs, finish_reason=finish_reason, routed_experts=None)
     params = params_of(request, [tokenizer.eos_token_id])
     result = SimpleNamespace(outputs=[output], prompt_token_ids=request.prompt_ids)
-    return completion_of(tokenizer, request, params, result).text
+    return completion_of(policy, request, params, result).text
 
 
-def test_rewards_see_the_special_tokens_that_a_model_speaks_but_no_end_and_no_padding(tokenizer) -> None:
+def test_rewards_see_the_special_tokens_that_a_model_speaks_but_no_end_and_no_padding(policy) -> None:
+    tokenizer = policy.tokenizer
     assert set(TAGS) <= set(tokenizer.all_special_tokens) | {
         token.content for token in tokenizer.added_tokens_decoder.values() if token.special
     }
-    assert sampled(tokenizer, SAID + tokenizer.eos_token, "stop") == SAID
-    assert sampled(tokenizer, SAID + tokenizer.pad_token + "3", "length") == SAID + "3"
-    assert sampled(tokenizer, f"12{tokenizer.eos_token}", "stop") == "12"
+    assert sampled(policy, SAID + tokenizer.eos_token, "stop") == SAID
+    assert sampled(policy, SAID + tokenizer.pad_token + "3", "length") == SAID + "3"
+    assert sampled(policy, f"12{tokenizer.eos_token}", "stop") == "12"
 
 
-def test_a_completion_that_vllm_gave_up_is_an_error(tokenizer) -> None:
+def test_a_completion_that_vllm_gave_up_is_an_error(policy) -> None:
     for reason in ("error", "abort", None):
         with pytest.raises(RuntimeError, match=f"ended a completion with '{reason}'"):
-            sampled(tokenizer, "12", reason)
+            sampled(policy, "12", reason)
 
 
-def test_an_episode_shows_the_same_tokens(tokenizer) -> None:
+def test_an_episode_shows_the_same_tokens(policy) -> None:
+    tokenizer = policy.tokenizer
     ids = tokenizer(f"4{tokenizer.eos_token}{SAID}")["input_ids"]
-    shown = policy.shown_ids(tokenizer, [tokenizer.eos_token_id], ids)
+    shown = [id_ for id_ in ids if id_ not in policy.hidden_ids]
     assert tokenizer.decode(shown, skip_special_tokens=False) == f"4{SAID}"
 
 
@@ -86,7 +91,7 @@ def test_the_text_of_bytes_in_one_call_is_vllms_token_by_token() -> None:
     assert _byte_text(character_tokenizer(), [5], [5], False) is None
 
 
-def test_a_sampled_token_takes_8_bytes_and_not_those_of_objects(tokenizer) -> None:
+def test_a_sampled_token_takes_8_bytes_and_not_those_of_objects(policy) -> None:
     count = 10_000
     ids, logps = [4 + number % 10 for number in range(count)], [-1 / number for number in range(1, count + 1)]
     logprobs = SimpleNamespace(token_ids=ids, logprobs=logps)
@@ -94,7 +99,7 @@ def test_a_sampled_token_takes_8_bytes_and_not_those_of_objects(tokenizer) -> No
     output.routed_experts = np.arange(2 * (count + 2)).reshape(-1, 1, 2) % 300
     request = Request([4, 5], 0, SamplingConfig(1.0, 1.0, 0, None, count))
     result = SimpleNamespace(outputs=[output], prompt_token_ids=[4, 5])
-    completion = completion_of(tokenizer, request, params_of(request, [2]), result)
+    completion = completion_of(policy, request, params_of(request, [2]), result)
     assert completion.experts is not None
     held = sum(memoryview(numbers).nbytes for numbers in (completion.ids, completion.logps, completion.experts))
     assert held == 8 * count + 2 * 2 * (count + 1)

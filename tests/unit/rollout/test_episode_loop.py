@@ -72,8 +72,7 @@ def pool_of(rollout: Rollout) -> EnvironmentPool:
 def template(tmp_path_factory) -> ToolTemplate:
     folder = tmp_path_factory.mktemp("model")
     tool_qwen3(folder, 0, hidden_size=32, layers=1, heads=1, key_value_heads=1, head_dim=32, intermediate_size=64)
-    tokenizer = Policy(folder).tokenizer
-    return ToolTemplate(tokenizer, Dataset.model_construct(chat_template_kwargs={}), Policy(folder).stop_ids)
+    return ToolTemplate(Policy(folder), Dataset.model_construct(chat_template_kwargs={}))
 
 
 @pytest.fixture(scope="module")

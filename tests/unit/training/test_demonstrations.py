@@ -26,8 +26,8 @@ TOLD = {"role": "tool", "name": "calculator", "content": "6"}
 
 def test_the_turns_of_a_demonstration_make_up_the_templates_rendering(tmp_path) -> None:
     tool_qwen3(tmp_path, 0, hidden_size=32, layers=1, heads=1, key_value_heads=1, head_dim=32, intermediate_size=64)
-    tokenizer = Policy(tmp_path).tokenizer
-    template = ToolTemplate(tokenizer, Dataset.model_construct(chat_template_kwargs={}), Policy(tmp_path).stop_ids)
+    template = ToolTemplate(Policy(tmp_path), Dataset.model_construct(chat_template_kwargs={}))
+    tokenizer = template.tokenizer
     [row] = demonstrations("train", 1, called_share=1.0)
     prompt = template.render(row["prompt"], True)
     (first, call), (second, answer) = _turns(tokenizer(prompt)["input_ids"], row["completion"], template)
@@ -70,8 +70,7 @@ def test_a_prompt_that_lacks_the_observation_of_a_reset_is_refused(tmp_path) -> 
 
 def test_a_completion_that_spells_the_end_of_its_turn_is_refused(tmp_path) -> None:
     tool_qwen3(tmp_path, 0, hidden_size=32, layers=1, heads=1, key_value_heads=1, head_dim=32, intermediate_size=64)
-    tokenizer = Policy(tmp_path).tokenizer
-    template = ToolTemplate(tokenizer, Config(**mini()).dataset, Policy(tmp_path).stop_ids)
+    template = ToolTemplate(Policy(tmp_path), Config(**mini()).dataset)
     _check_turns(list(_turns([5], [ANSWER], template)), template, "row 3")
     spelled = [{"role": "assistant", "content": "6<|im_end|>"}]
     with pytest.raises(UserError, match=r"^row 3: a completion .* spells '<\|im_end\|>', which ends a turn; remove it"):
