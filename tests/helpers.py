@@ -245,10 +245,20 @@ def require_sandbox(image: str = ""):
     return sandbox_or_reason
 
 
+def score_all(rewards, batch, samples, workers):
+    """The results of reward functions, called by workers of their own, with a line of the log for each."""
+    from rloo_pipeline.user_code.dispatch import WorkerPools
+    from rloo_pipeline.user_code.score_batch import log_summary
+
+    with WorkerPools(rewards, workers) as pools:
+        results = pools.score(batch, samples)
+    for reward, result in zip(rewards, results, strict=True):
+        log_summary(reward, result)
+    return results
+
+
 def score(reward, batch) -> list[float | None]:
     """The scores of a reward function, where each row is a prompt of its own."""
-    from rloo_pipeline.user_code.dispatch import score_all
-
     return score_all([reward], batch, [1] * len(batch.completions), 1)[0].scores
 
 

@@ -18,7 +18,7 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime.progress import counting
 from rloo_pipeline.user_code.job import ScoringJob
 from rloo_pipeline.user_code.messages import Broken, Done, Failed, Ready
-from rloo_pipeline.user_code.score_batch import FunctionScores, RewardBatch, log_summary
+from rloo_pipeline.user_code.score_batch import FunctionScores, RewardBatch
 from rloo_pipeline.user_code.worker_process import (
     EXIT_SECONDS,
     WorkerProcess,
@@ -196,21 +196,6 @@ class WorkerPools:
         if guilty is not None:
             seconds = time.monotonic() - begun[guilty]
             job.record_failure(Failed(guilty, seconds, raised=cause, late=cause is None))
-
-
-def score_all(
-    rewards: Sequence[Reward],
-    batch: RewardBatch,
-    samples: Sequence[int],
-    workers: int,
-    constants: Mapping[str, Any] = MappingProxyType({}),
-) -> list[FunctionScores]:
-    """Scores all rows with temporary workers (`WorkerPools.score`), and logs a summary line for each function."""
-    with WorkerPools(rewards, workers) as pools:
-        results = pools.score(batch, samples, constants)
-    for reward, result in zip(rewards, results, strict=True):
-        log_summary(reward, result)
-    return results
 
 
 def _most_workers(reward: Reward, limit: int) -> int:

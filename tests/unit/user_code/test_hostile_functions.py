@@ -9,10 +9,10 @@ from pathlib import Path
 from socket import recv_fds
 
 import pytest
+from helpers import score_all
 
 from rloo_pipeline.config import Reward
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.user_code.dispatch import score_all
 from rloo_pipeline.user_code.messages import (
     LENGTH,
     BadMessageError,

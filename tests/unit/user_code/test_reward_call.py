@@ -3,11 +3,10 @@
 import time
 
 import pytest
-from helpers import score
+from helpers import score, score_all
 
 from rloo_pipeline.config import Reward
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.user_code.dispatch import score_all
 from rloo_pipeline.user_code.reward_call import BadOutputError, checked_scores, collect_notes, score_refused
 from rloo_pipeline.user_code.score_batch import RewardBatch
 

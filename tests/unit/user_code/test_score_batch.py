@@ -11,12 +11,12 @@ from unittest.mock import Mock
 
 import psutil
 import pytest
-from helpers import ROOT, has_ended, score, wait_until
+from helpers import ROOT, has_ended, score, score_all, wait_until
 
 from rloo_pipeline.config import Reward
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.user_code import dispatch
-from rloo_pipeline.user_code.dispatch import WorkerPools, score_all
+from rloo_pipeline.user_code.dispatch import WorkerPools
 from rloo_pipeline.user_code.messages import CallBatch, TimedCall
 from rloo_pipeline.user_code.score_batch import FunctionScores, RewardBatch
 from rloo_pipeline.user_code.worker_process import WorkerProcess, adopt_orphans, end_orphans, reap_group
@@ -428,10 +428,10 @@ def test_workers_die_with_a_parent_that_is_killed(file, tmp_path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
         "import sys\nfrom rloo_pipeline.config import Reward\n"
-        "from rloo_pipeline.user_code.dispatch import score_all\n"
+        "from rloo_pipeline.user_code.dispatch import WorkerPools\n"
         "from rloo_pipeline.user_code.score_batch import RewardBatch\n"
         "batch = RewardBatch(['p'] * 2, ['7', '7'], [[1]] * 2, {})\n"
-        "score_all([Reward(function=sys.argv[1])], batch, [1, 1], 1)\n"
+        "with WorkerPools([Reward(function=sys.argv[1])], 1) as pools:\n    pools.score(batch, [1, 1])\n"
     )
     for name in ("sleeps", "backtracks", "never_awaits"):
         command = [sys.executable, str(script), f"{file}:{name}"]
