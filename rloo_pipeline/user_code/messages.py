@@ -190,16 +190,19 @@ class MessageReader:
             EOFError: the other end is closed, and all messages have been returned.
             BadMessageError: a message is longer than `limit`.
         """
-        end, messages = time.monotonic() + READ_SECONDS, list(self._complete(limit))
+        messages: list[bytearray] = []
+        end = time.monotonic() + READ_SECONDS
         poll = select.poll()
         poll.register(self.file, select.POLLIN)
         while poll.poll(0) and time.monotonic() < end:
-            try:
-                self._read()
-            except (EOFError, ConnectionResetError):
-                if messages:
-                    break
-                raise EOFError from None
+            data = b""
+            with suppress(ConnectionResetError):
+                data = os.read(self.file, 1 << 18)
+            if not data and messages:
+                break
+            if not data:
+                raise EOFError
+            self._unread += data
             messages += self._complete(limit)
         return messages
 
@@ -207,12 +210,6 @@ class MessageReader:
     def in_message(self) -> bool:
         """True if part of a message has arrived."""
         return bool(self._unread)
-
-    def _read(self) -> None:
-        data = os.read(self.file, 1 << 18)
-        if not data:
-            raise EOFError
-        self._unread += data
 
     def _complete(self, limit: int) -> Iterator[bytearray]:
         """Takes complete messages out of the buffer."""
