@@ -70,8 +70,6 @@ class ForkServerCommand(NamedTuple):
     environment: dict[str, str]
     limits: dict[str, int] | None = None
     """Arguments for `sandbox.inside.limits.apply`; None outside a sandbox."""
-    schema_file: str = ""
-    """Path of transformers' module that makes tool schemas; set if the fork server may lack transformers."""
 
 
 def reference_inside(confinement: Confinement, reference: str) -> str:
@@ -106,10 +104,11 @@ def command(confinement: Confinement, references: Sequence[str], file: int, work
     folders = [path for path in read_only_paths(confinement) if Path(path).is_dir()]
     if confinement.image:
         arguments = ["-c", BOOT_IN_IMAGE.format(fork_server.__name__, [file]), str(PACKAGE.parent), *folders]
-        passed = {f"APPTAINERENV_{name}": value for name, value in variables.items()}
-        return _in_image(confinement, own, arguments, passed, workers)
+        return _in_image(confinement, own, arguments, variables, workers)
     path = [*(entry for entry in sys.path if Path(entry).is_absolute()), *folders]
-    return _in_sandbox(confinement, own, [BOOT.format(fork_server.__name__, [file]), *path], variables, workers)
+    arguments = ["-s", "-S", "-c", BOOT.format(fork_server.__name__, [file]), *path]
+    environment = command_line.environment() | variables
+    return _in_sandbox(confinement, {*own, *_packages()}, arguments, environment, workers)
 
 
 def _with_python(python: Path, file: int, variables: dict[str, str]) -> ForkServerCommand:
@@ -120,50 +119,38 @@ def _with_python(python: Path, file: int, variables: dict[str, str]) -> ForkServ
         )
     argv = [str(python), "-c", BOOT_BESIDE.format(fork_server.__name__, [file]), str(PACKAGE)]
     inherited = {name: value for name, value in os.environ.items() if name not in OF_THIS_PYTHON}
-    return ForkServerCommand(argv, inherited | variables | {MARK: str(os.getpid())}, None, optional_parts.schema_file())
-
-
-def _in_sandbox(
-    confinement: Confinement, own: set[str], arguments: list[str], variables: dict[str, str], workers: int
-) -> ForkServerCommand:
-    box = sandbox.search(tuple(sorted({*own, *_packages()})))
-    if isinstance(box, str):
-        raise UserError(
-            f"rollout.environment_sandbox: no sandbox works here ({box}); install bubblewrap, or set "
-            "rollout.environment_image for Apptainer"
-        )
-    limits = _limits(confinement, workers)
-    argv = [*command_line.interpreter_argv(box, limits), "-s", "-S", "-c", *arguments]
-    environment = command_line.environment() | variables
-    return ForkServerCommand(argv, environment, command_line.limits_of_process(box, limits))
-
-
-def _limits(confinement: Confinement, workers: int) -> SandboxLimits:
-    processes = PROCESSES * workers + fork_server.RESERVE
-    return SandboxLimits(CPU_SECONDS, confinement.memory_mb, FILE_MB, processes, open_files=64 + 2 * workers)
+    return ForkServerCommand(argv, inherited | variables | {MARK: str(os.getpid())})
 
 
 def _in_image(
-    confinement: Confinement, own: set[str], arguments: list[str], passed: dict[str, str], workers: int
+    confinement: Confinement, own: set[str], arguments: list[str], variables: dict[str, str], workers: int
 ) -> ForkServerCommand:
-    image, schema_file = Path(confinement.image).resolve(), optional_parts.schema_file()
-    if not image.exists():
+    if not Path(confinement.image).exists():
         raise UserError(f"rollout.environment_image: there is no {confinement.image}; build it, or correct the path")
-    files = tuple(sorted({*own, schema_file}))
-    if not confinement.sandbox:
-        devices = ["--nv"] if confinement.gpus else []
-        argv = command_line.apptainer_argv(_apptainer(), devices, files, str(image)) + arguments
-        return ForkServerCommand(argv, os.environ | passed, None, schema_file)
-    box = sandbox.search(files, str(image), in_image=True)
+    passed = {f"APPTAINERENV_{name}": value for name, value in variables.items()}
+    files = {*own, optional_parts.schema_file()}
+    if confinement.sandbox:
+        return _in_sandbox(confinement, files, arguments, command_line.ENVIRONMENT | passed, workers)
+    devices, image = ["--nv"] if confinement.gpus else [], str(Path(confinement.image).resolve())
+    argv = command_line.apptainer_argv(_apptainer(), devices, sorted(files), image) + arguments
+    return ForkServerCommand(argv, os.environ | passed)
+
+
+def _in_sandbox(
+    confinement: Confinement, files: set[str], arguments: list[str], environment: dict[str, str], workers: int
+) -> ForkServerCommand:
+    image = confinement.image and str(Path(confinement.image).resolve())
+    box = sandbox.search(tuple(sorted(files)), image, in_image=bool(image))
     if isinstance(box, str):
-        raise UserError(
-            f"rollout.environment_sandbox: no sandbox works in {confinement.image} ({box}); leave out "
-            "rollout.environment_image where bubblewrap is installed, or leave out this key"
-        )
-    limits = _limits(confinement, workers)
+        where, fix = "here", "install bubblewrap, or set rollout.environment_image for Apptainer"
+        if image:
+            where = f"in {confinement.image}"
+            fix = "leave out rollout.environment_image where bubblewrap is installed, or leave out this key"
+        raise UserError(f"rollout.environment_sandbox: no sandbox works {where} ({box}); {fix}")
+    processes = PROCESSES * workers + fork_server.RESERVE
+    limits = SandboxLimits(CPU_SECONDS, confinement.memory_mb, FILE_MB, processes, open_files=64 + 2 * workers)
     argv = [*command_line.interpreter_argv(box, limits), *arguments]
-    numbers = command_line.limits_of_process(box, limits)
-    return ForkServerCommand(argv, command_line.ENVIRONMENT | passed, numbers, schema_file)
+    return ForkServerCommand(argv, environment, command_line.limits_of_process(box, limits))
 
 
 def _apptainer() -> str:

@@ -44,7 +44,6 @@ class ForkServerProcess:
         self.where = where
         self.control, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = confinement.command(where, [*environments.values(), *tools], child.fileno(), workers)
-        self.schema_file = command.schema_file
         self.process = subprocess.Popen(
             command.argv,
             pass_fds=[child.fileno()],

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from rloo_pipeline import seeds
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.transformers_internals import optional_parts
 from rloo_pipeline.user_code import contract
 from rloo_pipeline.user_code.confinement import Confinement
 from rloo_pipeline.user_code.connection import Answer, Connection
@@ -90,7 +91,8 @@ class EnvironmentPool:
         # each episode takes an open file here and in the fork server, which inherits the limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 1024 + workers), hard), hard))
         self._fork_server = ForkServerProcess(self.names, tools, where, workers)
-        self._fork(SCHEMAS, "schemas", DescribeTools(self._fork_server.schema_file), IMPORT_SECONDS)
+        schema_file = optional_parts.schema_file() if where.python or where.image else ""
+        self._fork(SCHEMAS, "schemas", DescribeTools(schema_file), IMPORT_SECONDS)
 
     def __enter__(self) -> Self:
         return self
