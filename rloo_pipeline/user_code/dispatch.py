@@ -158,20 +158,16 @@ class WorkerPools:
             elif isinstance(message, Failed):
                 job.record_failure(message)
         if messages is None:
-            self._handle_exit(job, worker)
+            cause = worker.fault or describe_exit(worker.kill())
+            if worker.signature is None:
+                raise UserError(f"{job.label} {cause} while it was imported; import it in Python to see why")
+            self._remove(job, worker, cause)
         elif worker.signature is None and time.monotonic() - worker.since > IMPORT_SECONDS:
             raise UserError(
                 f"{job.label} was not imported within {IMPORT_SECONDS / 60:g} minutes; import it in Python to see why"
             )
         elif worker.next_end() < time.monotonic():
             self._remove(job, worker, None)
-
-    def _handle_exit(self, job: ScoringJob, worker: WorkerProcess) -> None:
-        exit_code = worker.kill()
-        cause = worker.fault or describe_exit(exit_code)
-        if worker.signature is None:
-            raise UserError(f"{job.label} {cause} while it was imported; import it in Python to see why")
-        self._remove(job, worker, cause)
 
     def _remove(self, job: ScoringJob, worker: WorkerProcess, cause: str | None) -> None:
         """Kills a worker, fails the call in progress, and requeues its other calls.
