@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from string import Formatter
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 COMPLETION = "warmstart.sft.completion_column"
 TEMPLATE_SECONDS = 10.0
 """Time limit for one prompt in a chat template, which comes with the model and may loop forever."""
+DATE = datetime(2024, 7, 26)
+"""Today's date for chat templates, since no prompt may depend on the clock; the default of Llama 3.1 and 3.2."""
 MOST_CHARACTERS = 10_000_000
 """Maximum length of a prompt in characters; tokenizing takes 80 bytes of memory for each."""
 
@@ -299,7 +302,7 @@ def render(
                 tools=list(tools) or None,  # some templates write a header even for an empty list
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
-                **dataset.chat_template_kwargs,
+                **{**date_of(tokenizer), **dataset.chat_template_kwargs},
             )
     except Exception as error:
         if getattr(tokenizer, "chat_template", None) is None:
@@ -314,6 +317,11 @@ def render(
         ) from error
     _check_length(str(text), path)
     return str(text)
+
+
+def date_of(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """The variable that makes a chat template write DATE where it would write today's; none if it writes no date."""
+    return {"strftime_now": DATE.strftime} if "strftime_now" in str(getattr(tokenizer, "chat_template", None)) else {}
 
 
 @contextmanager
