@@ -110,7 +110,11 @@ def prompt_of(row: Row, dataset: Dataset, path: str) -> Any:
                 f"{path}: column '{dataset.prompt_column}' holds {prompt!r:.60}; a prompt must be a string, or a "
                 "list of messages with role and content"
             )
-        prompt = prompt if isinstance(prompt, str) else [*map(_with_text, prompt)]
+        messages = [] if isinstance(prompt, str) else [*map(_with_text, prompt)]
+        role = next((message["role"] for message in messages if message.get("content") is None), None)
+        if role is not None:  # some templates write "None" for it, others an empty turn
+            raise UserError(f"{path}: a message of the role '{role}' has no content; write it, or drop the row")
+        prompt = messages or prompt
     if dataset.system_prompt is None:
         return prompt
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt

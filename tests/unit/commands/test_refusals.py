@@ -343,6 +343,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
             config={"dataset": {"user_prompt": "{question.first}"}},
         ),
         prompts("row 0: column 'prompt' holds 3", 3),
+        prompts("row 0: a message of the role 'user' has no content", [{"role": "user", "content": None}]),
     ),
     "data.prompting.completion_messages": (
         Case("row 0: column 'answer'", [ROWS[0] | {"answer": 1}], {"warmstart": {"sft": DEMONSTRATIONS}}),
