@@ -54,6 +54,11 @@ class TemplateLint:
         """
         chats = [prompt for prompt in prompts if not isinstance(prompt, str)]
         if not chats:
+            dataset = self.config.dataset
+            if prompts and self.tokenizer.chat_template and dataset.split_special_tokens is None:
+                advice = f"if it needs that, set dataset.user_prompt: '{{{dataset.prompt_column}}}'"
+                message = f"prompts are strings, so the model reads them without its chat template; {advice}"
+                yield TemplateFinding(message, problem=False)
             return
         dropped = [*self._dropped_roles(chats)]
         yield from dropped
