@@ -647,19 +647,23 @@ def test_parameters_of_vllm_are_taken_where_an_update_can_account_for_them() -> 
 def test_reward_models_are_read_in_each_form_with_the_options_of_the_chat_template() -> None:
     Path("here").mkdir()
     script = "rm = AutoModelForSequenceClassification.from_pretrained('org/rm', num_labels=1, revision='abc')\n"
-    script += "from trl.rewards import accuracy_reward, reasoning_accuracy_reward\n"
+    script += "from trl.rewards import accuracy_reward, get_soft_overlong_punishment, reasoning_accuracy_reward\n"
     script += SMALL.format(options="chat_template_kwargs={'enable_thinking': False}")
     rewards = "[rm, 'here', AutoModelForSequenceClassification.from_pretrained('org/b'), accuracy_reward,"
-    config, _ = project(script.replace(" length,", f" {rewards} reasoning_accuracy_reward],"))
+    rewards += (
+        " reasoning_accuracy_reward, get_soft_overlong_punishment(soft_punish_cache=20, max_completion_len=100)],"
+    )
+    config, _ = project(script.replace(" length,", f" {rewards}"))
     template = {"chat_template_kwargs": {"enable_thinking": False}}
     assert [one.get("options") for one in config["rewards"]] == [
         {"model": "org/rm", "revision": "abc"} | template,
         {"model": str(Path("here").resolve())} | template,
         {"model": "org/b"} | template,
-        *(None, None),
+        *(None, {"after_thinking": True}),  # TRL's gives 0 to thinking that does not end
+        {"longest": 100, "cache": 20},
     ]
     names = [one.get("name") for one in config["rewards"]]
-    assert names == [None, "reward_model_2", "reward_model_3", None, "math_reward_5"]
+    assert names == [None, "reward_model_2", "reward_model_3", None, "math_reward_5", None]
 
 
 @pytest.mark.parametrize(
