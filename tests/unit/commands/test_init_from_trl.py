@@ -733,12 +733,14 @@ def test_a_random_split_that_has_no_seed_gets_one(monkeypatch) -> None:
     assert len({row["prompt"] for row in train + held_out}) == 40
 
 
-def test_an_option_under_a_condition_and_a_callback_are_listed() -> None:
-    script = AGENT.replace("    trainer.train()", "    trainer.add_callback(Stop())\n    trainer.train()")
+def test_an_option_under_a_condition_a_callback_and_a_change_of_the_trainer_are_listed() -> None:
+    changes = "    trainer.add_callback(Stop())\n    trainer.sampling_params.stop_token_ids = [5]\n    trainer.train()"
+    script = AGENT.replace("    trainer.train()", changes)
     script = script.replace("    trainer = ", "    if small():\n        training_args.beta = 0.1\n    trainer = ")
     _, output = project(script, "--model_name_or_path m --dataset_name facts.jsonl")
     assert "if small(): training_args.beta = 0.1" in output
     assert "trainer.add_callback(Stop())" in output
+    assert "trainer.sampling_params.stop_token_ids = [5]" in output
     assert "trainer.train()" not in output
 
 
