@@ -110,15 +110,29 @@ def prompt_of(row: Row, dataset: Dataset, path: str) -> Any:
                 f"{path}: column '{dataset.prompt_column}' holds {prompt!r:.60}; a prompt must be a string, or a "
                 "list of messages with role and content"
             )
-        messages = [] if isinstance(prompt, str) else [*map(_with_text, prompt)]
-        role = next((message["role"] for message in messages if message.get("content") is None), None)
-        if role is not None:  # some templates write "None" for it, others an empty turn
-            raise UserError(f"{path}: a message of the role '{role}' has no content; write it, or drop the row")
-        prompt = messages or prompt
+        if not isinstance(prompt, str):
+            prompt = [*map(_with_text, prompt)]
+            _check_contents(prompt, dataset.shows_images, path)
     if dataset.system_prompt is None:
         return prompt
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     return with_system(messages, dataset.system_prompt)
+
+
+def _check_contents(messages: Sequence[dict[str, Any]], shows_images: bool, path: str) -> None:
+    for message in messages:
+        content = message.get("content")
+        if content is None:  # some templates write "None", others an empty turn
+            raise UserError(
+                f"{path}: a message of the role '{message['role']}' has no content; write it, or drop the row"
+            )
+        parts = content if isinstance(content, list) else []
+        kinds = [part.get("type", "text") for part in parts if isinstance(part, dict)]
+        if not shows_images and (unseen := next((kind for kind in kinds if kind != "text"), None)):
+            raise UserError(
+                f"{path}: a message has a part of the type '{unseen}', which the model would not see; give images in a "
+                "column of their own, and name it in dataset.image_column"
+            )
 
 
 def with_system(messages: Sequence[dict[str, Any]], text: str) -> list[dict[str, Any]]:

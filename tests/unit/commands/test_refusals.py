@@ -343,7 +343,10 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
             config={"dataset": {"user_prompt": "{question.first}"}},
         ),
         prompts("row 0: column 'prompt' holds 3", 3),
+    ),
+    "data.prompting._check_contents": (
         prompts("row 0: a message of the role 'user' has no content", [{"role": "user", "content": None}]),
+        prompts("row 0: a message has a part of the type 'image'", [{"role": "user", "content": [{"type": "image"}]}]),
     ),
     "data.prompting.completion_messages": (
         Case("row 0: column 'answer'", [ROWS[0] | {"answer": 1}], {"warmstart": {"sft": DEMONSTRATIONS}}),

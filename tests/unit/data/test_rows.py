@@ -347,11 +347,22 @@ def dataset(**changes) -> Dataset:
         ({}, {"prompt": [{"content": "a"}]}, "a list of messages with role"),
         ({}, {"prompt": []}, "a prompt must be a string"),
         ({}, {"prompt": [{"role": "user", "content": None}]}, "row 3: a message of the role 'user' has no content"),
+        (
+            {},
+            {"prompt": [{"role": "user", "content": [{"type": "image"}]}]},
+            "a message has a part of the type 'image', ",
+        ),
     ],
 )
 def test_a_row_without_a_valid_prompt_is_an_error(changes, row, message) -> None:
     with pytest.raises(UserError, match=message):
         prompt_of(row, dataset(**changes), "train.jsonl, row 3")
+
+
+def test_images_of_messages_need_a_column_and_texts_in_parts_do_not() -> None:
+    seen = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "1"}]}]
+    assert prompt_of({"prompt": seen, "image": None}, dataset(image_column="image"), "x") == seen
+    assert prompt_of({"prompt": [{**seen[0], "content": seen[0]["content"][1:]}]}, dataset(), "x")
 
 
 def test_a_message_of_a_prompt_with_calls_may_lack_a_text() -> None:
