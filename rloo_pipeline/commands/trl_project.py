@@ -177,9 +177,9 @@ class TrlProject(TrlModel):
         for number, part in enumerate(nodes):
             made = self.script.resolved(part)
             if isinstance(made, ast.Call) and name_of(made.func) == "get_soft_overlong_punishment":
-                keywords = dict(zip(("max_completion_len", "soft_punish_cache"), made.args, strict=False))
-                values = [self._value(value) for value in (keywords | self.script.keywords(made)).values()]
-                options = dict(zip(("longest", "cache"), values, strict=False))
+                passed = dict(zip(tables.OVERLONG_OPTIONS, made.args, strict=False)) | self.script.keywords(made)
+                names = tables.OVERLONG_OPTIONS.items()
+                options = {key: self._value(passed[name]) for name, key in names if name in passed}
                 function: JSON | None = {"function": tables.OVERLONG, "options": options}
             elif model := self._reward_model(made):
                 model |= {"chat_template_kwargs": template} if template else {}
@@ -258,7 +258,7 @@ class TrlProject(TrlModel):
             return None
         name = next(alias.name for alias in statement.names if (alias.asname or alias.name) == node.id)
         if statement.module.partition(".")[0] == "trl":
-            return {"function": tables.REWARDS[name]} if name in tables.REWARDS else None
+            return {**tables.REWARDS[name]} if name in tables.REWARDS else None
         beside = self.script.path.parent / f"{statement.module.replace('.', '/')}.py"
         module = place_in(self.folder, beside) if beside.is_file() else statement.module
         return {"function": f"{module}:{name}"}

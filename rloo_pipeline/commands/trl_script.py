@@ -134,12 +134,18 @@ class TrlScript(ScriptValues):
         return any(name_of(call.func).endswith("Trainer") for call in calls)
 
     def _sets(self, statement: ast.stmt) -> bool:
-        """True if a statement sets an option or adds a callback."""
+        """True if a statement sets an option, adds a callback, or changes the trainer after it was made."""
         args = ast.unparse(self.arguments.get("args", UNSHOWN))
+        parts = [*ast.walk(statement)]
+        made = not any(part in self.calls for part in parts)
         return any(
-            (isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store) and ast.unparse(part.value) == args)
+            (
+                isinstance(part, ast.Attribute)
+                and isinstance(part.ctx, ast.Store)
+                and (made or ast.unparse(part.value) == args)
+            )
             or (isinstance(part, ast.Call) and name_of(part.func) == "add_callback")
-            for part in ast.walk(statement)
+            for part in parts
         )
 
     def _is_training(self, value: ast.expr | None) -> bool:

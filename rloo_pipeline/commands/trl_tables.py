@@ -96,14 +96,19 @@ OFF = {
     "bnb_4bit_quant_type": "nf4",
 }
 """Values at which an option without a counterpart has no effect, besides None and False."""
-REWARDS = {
-    "accuracy_reward": "rloo_pipeline.rewards.math:math_reward",
-    "reasoning_accuracy_reward": "rloo_pipeline.rewards.math:math_reward",
-    "think_format_reward": "rloo_pipeline.rewards.format:think_format_reward",
+REWARDS: dict[str, JSON] = {
+    "accuracy_reward": {"function": "rloo_pipeline.rewards.math:math_reward"},
+    "reasoning_accuracy_reward": {
+        "function": "rloo_pipeline.rewards.math:math_reward",
+        "options": {"after_thinking": True},
+    },
+    "think_format_reward": {"function": "rloo_pipeline.rewards.format:think_format_reward"},
 }
 """TRL's reward functions that have a counterpart here."""
 REWARD_MODEL = "rloo_pipeline.rewards.model:reward_model"
 OVERLONG = "rloo_pipeline.rewards.length:overlong_reward"
+OVERLONG_OPTIONS = {"max_completion_len": "longest", "soft_punish_cache": "cache"}
+"""Its options, by the parameters of TRL's get_soft_overlong_punishment, in their order."""
 ENVIRONMENT_REWARD = "rloo_pipeline.rewards.from_environment:environment_reward"
 POSITIONAL = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")
 """Trainer arguments that may be positional."""

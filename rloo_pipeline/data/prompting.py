@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from string import Formatter
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 COMPLETION = "warmstart.sft.completion_column"
 TEMPLATE_SECONDS = 10.0
 """Time limit for one prompt in a chat template, which comes with the model and may loop forever."""
+DATE = datetime(2024, 7, 26)
+"""Today's date for chat templates, since no prompt may depend on the clock; the default of Llama 3.1 and 3.2."""
 MOST_CHARACTERS = 10_000_000
 """Maximum length of a prompt in characters; tokenizing takes 80 bytes of memory for each."""
 
@@ -107,11 +110,29 @@ def prompt_of(row: Row, dataset: Dataset, path: str) -> Any:
                 f"{path}: column '{dataset.prompt_column}' holds {prompt!r:.60}; a prompt must be a string, or a "
                 "list of messages with role and content"
             )
-        prompt = prompt if isinstance(prompt, str) else [*map(_with_text, prompt)]
+        if not isinstance(prompt, str):
+            prompt = [*map(_with_text, prompt)]
+            _check_contents(prompt, dataset.shows_images, path)
     if dataset.system_prompt is None:
         return prompt
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     return with_system(messages, dataset.system_prompt)
+
+
+def _check_contents(messages: Sequence[dict[str, Any]], shows_images: bool, path: str) -> None:
+    for message in messages:
+        content = message.get("content")
+        if content is None:  # some templates write "None", others an empty turn
+            raise UserError(
+                f"{path}: a message of the role '{message['role']}' has no content; write it, or drop the row"
+            )
+        parts = content if isinstance(content, list) else []
+        kinds = [part.get("type", "text") for part in parts if isinstance(part, dict)]
+        if not shows_images and (unseen := next((kind for kind in kinds if kind != "text"), None)):
+            raise UserError(
+                f"{path}: a message has a part of the type '{unseen}', which the model would not see; give images in a "
+                "column of their own, and name it in dataset.image_column"
+            )
 
 
 def with_system(messages: Sequence[dict[str, Any]], text: str) -> list[dict[str, Any]]:
@@ -299,7 +320,7 @@ def render(
                 tools=list(tools) or None,  # some templates write a header even for an empty list
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
-                **dataset.chat_template_kwargs,
+                **{**date_of(tokenizer), **dataset.chat_template_kwargs},
             )
     except Exception as error:
         if getattr(tokenizer, "chat_template", None) is None:
@@ -314,6 +335,11 @@ def render(
         ) from error
     _check_length(str(text), path)
     return str(text)
+
+
+def date_of(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """The variable that makes a chat template write DATE where it would write today's; none if it writes no date."""
+    return {"strftime_now": DATE.strftime} if "strftime_now" in str(getattr(tokenizer, "chat_template", None)) else {}
 
 
 @contextmanager

@@ -94,7 +94,7 @@ def require_enough(rollout: Rollout, count: int, place: str) -> None:
     if count < rollout.sampled_prompts:
         raise UserError(
             f"{place}: {count} training prompts, but a round needs {rollout.sampled_prompts}; lower "
-            "rollout.generation_batch_size"
+            "rollout.generation_batch_size, or add prompts that differ"
         )
 
 

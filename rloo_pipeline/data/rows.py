@@ -35,7 +35,7 @@ def read_rows(source: Source, path: str) -> list[Row]:
     rows = _generated(source) if source.generator is not None else _loaded(source, Path(path))
     if not rows:
         raise UserError(f"{path}: the dataset is empty; give another source")
-    return rows[: source.max_rows]
+    return _without_fill(rows[: source.max_rows])
 
 
 def _generated(source: Source) -> list[Row]:
@@ -90,14 +90,14 @@ def _by_datasets(source: Source, path: Path) -> list[Row]:
     if path.is_file():
         if not parquet.read_metadata(path).num_rows:  # which `datasets` cannot read
             return []
-        return _without_fill(_first(datasets.load_dataset("parquet", data_files=str(path), split="train"), source))
+        return _first(datasets.load_dataset("parquet", data_files=str(path), split="train"), source)
     builder = datasets.load_dataset_builder(str(path), name=source.config_name)
     kind, declared = type(builder).__module__.rpartition(".")[2], builder.info.features
     if kind == "json" and builder.config.field is None:
         return _as_declared(_of_json(builder, source.split), declared)
     options = {"features": _text_features(builder), "keep_default_na": False} if kind == "csv" else {}
     rows = _first(datasets.load_dataset(str(path), name=source.config_name, split=source.split, **options), source)
-    return _as_declared(rows, declared) if options else _without_fill(rows)
+    return _as_declared(rows, declared) if options else rows
 
 
 def _first(dataset: Dataset, source: Source) -> list[Row]:
@@ -149,12 +149,13 @@ def _as_declared(rows: list[Row], features: Any) -> list[Row]:
 
     empty = {name: () if getattr(kind, "dtype", None) == "string" else ("",) for name, kind in features.items()}
     columns = {name: [None if row.get(name) in empty[name] else row.get(name) for row in rows] for name in features}
-    return _without_fill(datasets.Dataset.from_dict(columns).cast(features).to_list())
+    converted: list[Row] = datasets.Dataset.from_dict(columns).cast(features).to_list()
+    return converted
 
 
 def _without_fill(rows: list[Row]) -> list[Row]:
     """Removes null keys from messages, as TRL does: Arrow gives each message, and each tool call, the keys of all
-    others, which a chat template would write as arguments.
+    others, which a chat template would fail on or write as arguments. Generators and JSON files have them from there.
     """
     for row in rows:
         for name, value in row.items():

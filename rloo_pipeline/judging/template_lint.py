@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.config import Config
-from rloo_pipeline.data.prompting import guard, render
+from rloo_pipeline.data.prompting import DATE, date_of, guard, render
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.user_code.completion_text import THINK_START
 
@@ -54,11 +54,19 @@ class TemplateLint:
         """
         chats = [prompt for prompt in prompts if not isinstance(prompt, str)]
         if not chats:
+            dataset = self.config.dataset
+            if prompts and self.tokenizer.chat_template and dataset.split_special_tokens is None:
+                advice = f"if it needs that, set dataset.user_prompt: '{{{dataset.prompt_column}}}'"
+                message = f"prompts are strings, so the model reads them without its chat template; {advice}"
+                yield TemplateFinding(message, problem=False)
             return
         dropped = [*self._dropped_roles(chats)]
         yield from dropped
         yield from self._unread_variables(chats[0])
         yield from self._generation_prompt(chats[0])
+        if date_of(self.tokenizer):
+            date = f"{DATE:%d %B %Y}, in every run"
+            yield TemplateFinding(f"the chat template writes the date; here it is {date}", problem=False)
         if not dropped:
             yield from self._equal(chats[:RENDERED])
         yield from self._spelled(chats)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rloo_pipeline.artifacts import model_files
 from rloo_pipeline.artifacts.prompt_set import content_text
 from rloo_pipeline.data.plain_text import UnwritableTextError, plain_text
+from rloo_pipeline.data.prompting import date_of
 from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.user_code.completion_text import after_thinking, as_completion, text_of
 from rloo_pipeline.user_code.reward_call import score_refused
@@ -197,7 +198,8 @@ def ids_of(tokenizer: Any, read: Any, path: str, template_kwargs: Mapping[str, A
 
     def rendered(messages: Any) -> str:
         try:
-            return str(tokenizer.apply_chat_template(messages, tokenize=False, **template_kwargs))
+            variables = {**date_of(tokenizer), **template_kwargs}
+            return str(tokenizer.apply_chat_template(messages, tokenize=False, **variables))
         except Exception as error:
             raise UserError(
                 f"{REWARD}: the chat template of '{path}' failed ({type(error).__name__}: {error}); a reward model for "

@@ -9,6 +9,7 @@ from typing import Any
 
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON, Config, Harness, Vllm
+from rloo_pipeline.data.prompting import date_of
 from rloo_pipeline.rollout import engine_arguments, vllm_internals
 from rloo_pipeline.rollout.engine_arguments import EngineSettings
 from rloo_pipeline.runtime import devices
@@ -74,7 +75,7 @@ def arguments(config: Config, section: Harness, policy: Policy) -> dict[str, Any
         else:
             settings["gpu_memory_utilization"] = engine.gpu_memory_utilization
     if section.apply_chat_template:
-        settings |= _template_arguments(config.dataset.chat_template_kwargs)
+        settings |= _template_arguments({**date_of(policy.tokenizer), **config.dataset.chat_template_kwargs})
     if policy.is_adapter:
         settings |= {"lora_local_path": str(policy), **engine_arguments.adapter_arguments(policy)}
     return settings

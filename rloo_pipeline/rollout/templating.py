@@ -211,7 +211,10 @@ def _nothing_left(name: str, counts: Mapping[str, int], path: str, limit: int, s
         advice = f"raise dataset.max_prompt_length ({limit}): the shortest prompt has {shortest} tokens"
     else:
         others = " and ".join(reason.removeprefix("also in ") for reason in why)
-        advice = f"training prompts must not be held-out ones, so give {name} rows that are not in {others}"
+        advice = (
+            f"training prompts must not be held-out ones, so give {name} other prompts than {others} (a number in the "
+            "text is enough where an environment hides the task)"
+        )
     return f"{path}: no prompt is left in dataset.{name} ({shown(why)}); {advice}"
 
 

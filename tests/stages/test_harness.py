@@ -33,7 +33,8 @@ def test_tasks_of_lm_eval_run_on_a_policy(tmp_path, tiny_model) -> None:
     shorter = {"task": "sums", "generation_kwargs": {**TASK["generation_kwargs"], "max_gen_toks": 2}}
     model = shutil.copytree(tiny_model, tmp_path / "model")
     template = model / "chat_template.jinja"
-    needs = "{% if enable_thinking != true or style != 'short' %}{{ raise_exception('no variables') }}{% endif %}"
+    wrong = "enable_thinking != true or style != 'short' or strftime_now('%Y') != '2024'"
+    needs = f"{{% if {wrong} %}}{{{{ raise_exception('no variables') }}}}{{% endif %}}"
     template.write_text(needs + template.read_text())
     variables = {"chat_template_kwargs": {"enable_thinking": True, "style": "short"}}
     evaluation = {"harness": {"tasks": [shorter], **harness}}

@@ -647,19 +647,23 @@ def test_parameters_of_vllm_are_taken_where_an_update_can_account_for_them() -> 
 def test_reward_models_are_read_in_each_form_with_the_options_of_the_chat_template() -> None:
     Path("here").mkdir()
     script = "rm = AutoModelForSequenceClassification.from_pretrained('org/rm', num_labels=1, revision='abc')\n"
-    script += "from trl.rewards import accuracy_reward, reasoning_accuracy_reward\n"
+    script += "from trl.rewards import accuracy_reward, get_soft_overlong_punishment, reasoning_accuracy_reward\n"
     script += SMALL.format(options="chat_template_kwargs={'enable_thinking': False}")
     rewards = "[rm, 'here', AutoModelForSequenceClassification.from_pretrained('org/b'), accuracy_reward,"
-    config, _ = project(script.replace(" length,", f" {rewards} reasoning_accuracy_reward],"))
+    rewards += (
+        " reasoning_accuracy_reward, get_soft_overlong_punishment(soft_punish_cache=20, max_completion_len=100)],"
+    )
+    config, _ = project(script.replace(" length,", f" {rewards}"))
     template = {"chat_template_kwargs": {"enable_thinking": False}}
     assert [one.get("options") for one in config["rewards"]] == [
         {"model": "org/rm", "revision": "abc"} | template,
         {"model": str(Path("here").resolve())} | template,
         {"model": "org/b"} | template,
-        *(None, None),
+        *(None, {"after_thinking": True}),  # TRL's gives 0 to thinking that does not end
+        {"longest": 100, "cache": 20},
     ]
     names = [one.get("name") for one in config["rewards"]]
-    assert names == [None, "reward_model_2", "reward_model_3", None, "math_reward_5"]
+    assert names == [None, "reward_model_2", "reward_model_3", None, "math_reward_5", None]
 
 
 @pytest.mark.parametrize(
@@ -729,12 +733,14 @@ def test_a_random_split_that_has_no_seed_gets_one(monkeypatch) -> None:
     assert len({row["prompt"] for row in train + held_out}) == 40
 
 
-def test_an_option_under_a_condition_and_a_callback_are_listed() -> None:
-    script = AGENT.replace("    trainer.train()", "    trainer.add_callback(Stop())\n    trainer.train()")
+def test_an_option_under_a_condition_a_callback_and_a_change_of_the_trainer_are_listed() -> None:
+    changes = "    trainer.add_callback(Stop())\n    trainer.sampling_params.stop_token_ids = [5]\n    trainer.train()"
+    script = AGENT.replace("    trainer.train()", changes)
     script = script.replace("    trainer = ", "    if small():\n        training_args.beta = 0.1\n    trainer = ")
     _, output = project(script, "--model_name_or_path m --dataset_name facts.jsonl")
     assert "if small(): training_args.beta = 0.1" in output
     assert "trainer.add_callback(Stop())" in output
+    assert "trainer.sampling_params.stop_token_ids = [5]" in output
     assert "trainer.train()" not in output
 
 

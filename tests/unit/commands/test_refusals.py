@@ -344,6 +344,10 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         ),
         prompts("row 0: column 'prompt' holds 3", 3),
     ),
+    "data.prompting._check_contents": (
+        prompts("row 0: a message of the role 'user' has no content", [{"role": "user", "content": None}]),
+        prompts("row 0: a message has a part of the type 'image'", [{"role": "user", "content": [{"type": "image"}]}]),
+    ),
     "data.prompting.completion_messages": (
         Case("row 0: column 'answer'", [ROWS[0] | {"answer": 1}], {"warmstart": {"sft": DEMONSTRATIONS}}),
     ),
@@ -357,7 +361,11 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     ),
     "data.prompts_of_round.prompts_of_round": SAMPLED,
     "data.prompts_of_round.require_enough": (
-        Case("19 kept, 1 duplicates): 19 training prompts, but a round needs 20", [*ROWS[:19], ROWS[0]]),
+        Case(
+            "19 kept, 1 duplicates): 19 training prompts, but a round needs 20; lower rollout.generation_batch_size, "
+            "or add prompts that differ",
+            [*ROWS[:19], ROWS[0]],
+        ),
     ),
     "data.prompts_of_round._of_policy_0": SAMPLED,
     "data.prompts_of_round._latest": BY_HAND,
@@ -408,7 +416,11 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "rollout.swap_check": SAMPLED,
     "rollout.templating": TOOLS,
     "rollout.templating.PromptParts.kept": (
-        Case("(4 also in eval); training prompts must not be held-out ones", [{"question": f"{n}?"} for n in range(4)]),
+        Case(
+            "(4 also in eval); training prompts must not be held-out ones, so give train other prompts than eval (a "
+            "number in the text",
+            [{"question": f"{n}?"} for n in range(4)],
+        ),
     ),
     "rollout.tool_calls": TOOLS,
     "stages.checks": SAMPLED,

@@ -14,7 +14,7 @@ from transformers.tokenization_mistral_common import MistralCommonBackend
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Dataset
 from rloo_pipeline.data.plain_text import PlainText
-from rloo_pipeline.data.prompting import encode
+from rloo_pipeline.data.prompting import date_of, encode
 from rloo_pipeline.demo.character_model import character_tokenizer
 from rloo_pipeline.demo.text_model import bpe_tokenizer
 from rloo_pipeline.errors import UserError
@@ -134,14 +134,16 @@ def test_the_copy_gives_the_ids_of_every_template(file) -> None:
     tokenizer = byte_level()
     tokenizer.chat_template = file.read_text()
     try:
-        rendered = tokenizer.apply_chat_template(user(TEXT), tokenize=False, add_generation_prompt=True)
+        rendered = tokenizer.apply_chat_template(
+            user(TEXT), tokenize=False, add_generation_prompt=True, **date_of(tokenizer)
+        )
     except Exception:
         pytest.skip("a template for messages of another form")
     assert encode(user(TEXT), dataset(), tokenizer, "x") == tokenizer(rendered, add_special_tokens=False)["input_ids"]
     spelled = encode(user(f"1{HOSTILE}"), dataset(), tokenizer, "x")
     assert controls(tokenizer, spelled) == controls(tokenizer, encode(user("1"), dataset(), tokenizer, "x"))
     assert tokenizer.decode(spelled) == tokenizer.apply_chat_template(
-        user(f"1{HOSTILE}"), tokenize=False, add_generation_prompt=True
+        user(f"1{HOSTILE}"), tokenize=False, add_generation_prompt=True, **date_of(tokenizer)
     )
 
 

@@ -3,8 +3,10 @@
 import signal
 import time
 import tracemalloc
+from pathlib import Path
 
 import pytest
+import trl
 
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import as_dataset
@@ -47,6 +49,15 @@ def test_a_token_that_was_added_to_the_tokenizer_alone_is_an_error_before_sampli
     tokenizer.chat_template = "<new>" + tokenizer.chat_template
     with pytest.raises(UserError, match=rf"^a row: token '<new>' \(id {rows}\) has no row in .* \({rows} rows\); "):
         encode(MESSAGES, DATASET, tokenizer, "a row")
+
+
+@pytest.mark.parametrize(("name", "date"), [("llama3_2", "26 Jul 2024"), ("gptoss", "2024-07-26")])
+def test_no_prompt_has_the_date_of_the_day_on_which_it_was_made(name, date, tiny_model) -> None:
+    tokenizer = Policy(tiny_model).tokenizer
+    tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text()
+    assert date in prompting.render(MESSAGES, DATASET, tokenizer, "a row")
+    dated = DATASET.model_copy(update={"chat_template_kwargs": {"date_string": "1 Jan 2000"}})
+    assert ("1 Jan 2000" in prompting.render(MESSAGES, dated, tokenizer, "a row")) == (name == "llama3_2")
 
 
 def test_the_deadline_ends_with_the_template(tiny_model) -> None:

@@ -274,7 +274,7 @@ def test_rows_of_arrow_after_the_first_max_rows_are_never_objects(tmp_path, monk
     assert made == [2, 2, 60]
 
 
-def test_calls_of_tools_in_parquet_have_their_own_arguments_alone(tmp_path) -> None:
+def test_calls_of_tools_have_their_own_arguments_alone(tmp_path) -> None:
     """Arrow gives every message and every call the keys of all others, as null."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -284,8 +284,13 @@ def test_calls_of_tools_in_parquet_have_their_own_arguments_alone(tmp_path) -> N
 
     messages = [call(city="Rome"), {"role": "tool", "name": "tool", "content": "1"}, call(days=[1, None])]
     rows = [{"completion": messages, "other": [{"a": None, "b": 1}]}]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
-    assert read_rows(Source(path=str(tmp_path / "a.parquet")), str(tmp_path / "a.parquet")) == rows
+    filled = pa.Table.from_pylist(rows)
+    pq.write_table(filled, tmp_path / "a.parquet")
+    (tmp_path / "a.jsonl").write_text(json.dumps(filled.to_pylist()[0]))
+    (tmp_path / "data.py").write_text(f"def made():\n    return {filled.to_pylist()}\n")
+    for file in ("a.parquet", "a.jsonl"):
+        assert read_rows(Source(path=file), str(tmp_path / file)) == rows
+    assert read_rows(Source(generator=f"{tmp_path / 'data.py'}:made"), "") == rows, "a generator may take a dataset's"
 
 
 def test_a_damaged_parquet_file_is_named(tmp_path) -> None:
@@ -341,11 +346,23 @@ def dataset(**changes) -> Dataset:
         ({}, {"prompt": 3}, "column 'prompt' holds 3; a prompt must be a string, or a list of messages"),
         ({}, {"prompt": [{"content": "a"}]}, "a list of messages with role"),
         ({}, {"prompt": []}, "a prompt must be a string"),
+        ({}, {"prompt": [{"role": "user", "content": None}]}, "row 3: a message of the role 'user' has no content"),
+        (
+            {},
+            {"prompt": [{"role": "user", "content": [{"type": "image"}]}]},
+            "a message has a part of the type 'image', ",
+        ),
     ],
 )
 def test_a_row_without_a_valid_prompt_is_an_error(changes, row, message) -> None:
     with pytest.raises(UserError, match=message):
         prompt_of(row, dataset(**changes), "train.jsonl, row 3")
+
+
+def test_images_of_messages_need_a_column_and_texts_in_parts_do_not() -> None:
+    seen = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "1"}]}]
+    assert prompt_of({"prompt": seen, "image": None}, dataset(image_column="image"), "x") == seen
+    assert prompt_of({"prompt": [{**seen[0], "content": seen[0]["content"][1:]}]}, dataset(), "x")
 
 
 def test_a_message_of_a_prompt_with_calls_may_lack_a_text() -> None:

@@ -27,8 +27,10 @@ def findings(template: str, *chats: list[dict[str, str]], rewards=("rewards.py:m
     config = Config.model_validate(
         {"run": "a", "rounds": 1, "model": {"name_or_path": "m"}, "dataset": sources | dataset, "rewards": functions}
     )
-    found = TemplateLint(config, tokenizer, [tokenizer.eos_token_id]).findings([*chats, "a string"])
-    return [finding.message for finding in found if finding.problem]
+    lint = TemplateLint(config, tokenizer, [tokenizer.eos_token_id])
+    if not chats:
+        return [finding.message for finding in lint.findings(["a string"])]
+    return [finding.message for finding in lint.findings([*chats, "a string"]) if finding.problem]
 
 
 def asked(text: str) -> list[dict[str, str]]:
@@ -104,6 +106,12 @@ def test_templates_of_models_have_no_fault(name) -> None:
 def test_each_fault_is_described_in_one_sentence(template, chats, keys, message) -> None:
     [found] = findings(template, *chats, **keys)
     assert re.search(message, found), found
+
+
+def test_strings_for_a_model_with_a_chat_template_get_a_note_unless_they_come_from_one() -> None:
+    [note] = findings(PLAIN)
+    assert note.endswith("set dataset.user_prompt: '{prompt}'")
+    assert findings(PLAIN, split_special_tokens=False) == []
 
 
 def test_a_template_whose_answers_follow_the_prompt_at_once_needs_no_generation_prompt() -> None:
