@@ -41,6 +41,8 @@ compile inside `caches.compiling`, and AdamW for CPUs has a folder per host.
 """
 CACHES = {"XDG_CACHE_HOME": "", "HF_HOME": "huggingface", **COMPILED}
 """All variables for cache folders, which are below the cache folder by default."""
+OF_HUB = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_DATASETS_CACHE", "HF_XET_CACHE")
+"""Variables for parts of HF_HOME that users keep elsewhere."""
 ENGINES = "rloo_pipeline/engines"
 """Subfolder of the cache folder for compiled code."""
 
@@ -115,8 +117,8 @@ def _cache_folders(image: str) -> Iterator[tuple[str, str]]:
     """
     root = caches.cache_folder()
     compiled = compiled_folder(image)
-    for name, subfolder in CACHES.items():
-        default = compiled / subfolder if name in COMPILED else root / subfolder
+    for name in (*CACHES, *filter(os.environ.get, OF_HUB)):
+        default = (compiled if name in COMPILED else root) / CACHES.get(name, "")
         chosen = os.environ.get(name, "") if name != "XDG_CACHE_HOME" else ""
         # a job inherits the folder for the GPU model of the node that submitted it
         folder = default if not chosen or f"/{ENGINES}/" in chosen else Path(chosen).absolute()

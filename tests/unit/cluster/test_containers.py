@@ -206,6 +206,15 @@ def test_caches_are_outside_the_working_folder_and_bound(project) -> None:
         assert folder.startswith(str(project / "home" / ".cache"))
 
 
+def test_parts_of_the_hubs_cache_that_the_user_keeps_elsewhere_are_bound(project, tmp_path_factory) -> None:
+    hub, datasets = tmp_path_factory.mktemp("scratch") / "hub", project / "datasets"
+    os.environ |= {"HF_HUB_CACHE": str(hub), "HF_DATASETS_CACHE": "datasets", "HF_XET_CACHE": ""}
+    containers.prepare(config(), "images/x.sif")
+    assert (os.environ["HF_HUB_CACHE"], os.environ["HF_DATASETS_CACHE"]) == (str(hub), str(datasets))
+    assert {str(hub), str(datasets)} < {*binds()}
+    assert hub.is_dir()
+
+
 def test_what_engines_compile_is_kept_for_an_image_on_a_kind_of_card(project, monkeypatch) -> None:
     def folders(card: str, text: str, **variables: str) -> dict[str, str]:
         monkeypatch.setattr(devices, "card", lambda: card)
