@@ -3,6 +3,7 @@ syntax.
 """
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -19,11 +20,13 @@ ARGUMENTS = {"bootstrap": "localimage", "version": "9.9", "lock": "0123456789ab"
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> Path:
-    """An almost empty system with an sh that does nothing."""
+    """An almost empty system with an sh that only prints its environment."""
     folder = tmp_path_factory.mktemp("base")
     for name in ("bin", "dev", "etc", "proc", "root", "sys", "tmp", "usr", "var"):
         (folder / name).mkdir()
-    (folder / "main.c").write_text("int main(void) { return 0; }\n")
+    (folder / "main.c").write_text(
+        "#include <stdio.h>\nextern char **environ;\nint main(void) { while (*environ) puts(*environ++); return 0; }\n"
+    )
     subprocess.run(["gcc", "-static", "-o", folder / "bin" / "sh", folder / "main.c"], check=True)
     return folder
 
@@ -58,6 +61,14 @@ def test_a_definition_is_whole(name, base, tmp_path) -> None:
     assert (image_folder / "opt/rloo/lock.txt").read_bytes() == (ROOT / f"requirements/{name[5:]}.txt").read_bytes()
     assert (image_folder / "opt/rloo/src/rloo_pipeline/cli/main.py").exists()
     assert (image_folder / "opt/rloo/check").exists()
+    of_host = dict.fromkeys(("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH"), "/of/host")
+    if name == "rloo-cuda":
+        of_host |= dict.fromkeys(("CC", "CXX", "CUDA_HOME"), "/of/host")
+    inside = subprocess.run(
+        ["apptainer", "exec", image_folder, "sh"], env=os.environ | of_host, capture_output=True, text=True, check=True
+    ).stdout
+    assert "PYTHONNOUSERSITE=1\n" in inside
+    assert "/of/host" not in inside
 
 
 def test_the_image_for_gpus_compiles_for_the_cuda_of_torch_and_names_the_driver() -> None:
