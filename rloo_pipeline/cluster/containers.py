@@ -43,6 +43,8 @@ CACHES = {"XDG_CACHE_HOME": "", "HF_HOME": "huggingface", **COMPILED}
 """All variables for cache folders, which are below the cache folder by default."""
 OF_HUB = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_DATASETS_CACHE", "HF_XET_CACHE")
 """Variables for parts of HF_HOME that users keep elsewhere."""
+CERTIFICATES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
+"""Variables with a file of certificates, without which stage-assets and trackers in the image reach no server."""
 ENGINES = "rloo_pipeline/engines"
 """Subfolder of the cache folder for compiled code."""
 
@@ -105,7 +107,8 @@ def prepare(config: Config, image: str, in_job: bool = False) -> None:
     folders = [*cache_folders.values(), os.environ.get("TMPDIR"), *_outside_folders(config)]
     if "://" not in image and not (file := Path(image).resolve()).is_relative_to(Path.cwd().resolve()):
         folders.append(f"{file}:{file}:ro")  # the report records the image
-    binds = [*inherited, *folders, f"{Path(__file__).parent.parent}:{PACKAGE}:ro"]
+    certificates = [os.environ[name] for name in CERTIFICATES if Path(os.environ.get(name, "")).is_file()]
+    binds = [*inherited, *folders, *certificates, f"{Path(__file__).parent.parent}:{PACKAGE}:ro"]
     os.environ["APPTAINER_BIND"] = ",".join(dict.fromkeys(filter(None, binds)))
     if devices.has_gpu():
         os.environ.setdefault("APPTAINER_NV", "1")

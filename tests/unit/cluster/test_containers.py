@@ -215,6 +215,16 @@ def test_parts_of_the_hubs_cache_that_the_user_keeps_elsewhere_are_bound(project
     assert hub.is_dir()
 
 
+def test_certificates_of_the_host_are_bound_if_they_exist(project, tmp_path_factory) -> None:
+    certificates = tmp_path_factory.mktemp("pki") / "ca-bundle.crt"
+    os.environ |= {"SSL_CERT_FILE": str(certificates), "REQUESTS_CA_BUNDLE": ""}
+    containers.prepare(config(), "images/x.sif")
+    assert str(certificates) not in binds()
+    certificates.touch()
+    containers.prepare(config(), "images/x.sif")
+    assert str(certificates) in binds()
+
+
 def test_what_engines_compile_is_kept_for_an_image_on_a_kind_of_card(project, monkeypatch) -> None:
     def folders(card: str, text: str, **variables: str) -> dict[str, str]:
         monkeypatch.setattr(devices, "card", lambda: card)
