@@ -96,6 +96,9 @@ def prepare(config: Config, image: str, in_job: bool = False) -> None:
         image: the run's image.
         in_job: True if this process inherits these variables from one on another node, whose folders may not exist
             here.
+
+    Raises:
+        UserError: Apptainer cannot bind a folder.
     """
     inherited = os.environ.get("APPTAINER_BIND", "").split(",")
     if in_job:
@@ -105,10 +108,14 @@ def prepare(config: Config, image: str, in_job: bool = False) -> None:
         del os.environ["TMPDIR"]  # a folder of the node that submitted the job, which does not exist on this one
     os.environ.update(cache_folders)
     folders = [*cache_folders.values(), os.environ.get("TMPDIR"), *_outside_folders(config)]
+    # Apptainer's escapes do not help: with one, it leaves out the binds that follow
+    package = str(Path(__file__).parent.parent)
+    if odd := next((name for name in (*filter(None, folders), package) if re.search("[,:]", name)), None):
+        raise UserError(f"{odd}: Apptainer cannot bind a folder with a comma or a colon in its name; rename it")
     if "://" not in image and not (file := Path(image).resolve()).is_relative_to(Path.cwd().resolve()):
         folders.append(f"{file}:{file}:ro")  # the report records the image
     certificates = [os.environ[name] for name in CERTIFICATES if Path(os.environ.get(name, "")).is_file()]
-    binds = [*inherited, *folders, *certificates, f"{Path(__file__).parent.parent}:{PACKAGE}:ro"]
+    binds = [*inherited, *folders, *certificates, f"{package}:{PACKAGE}:ro"]
     os.environ["APPTAINER_BIND"] = ",".join(dict.fromkeys(filter(None, binds)))
     if devices.has_gpu():
         os.environ.setdefault("APPTAINER_NV", "1")

@@ -264,6 +264,14 @@ def test_folders_in_the_configuration_are_bound(project, tmp_path_factory) -> No
     assert binds() == before, "a job prepares again what it inherits"
 
 
+@pytest.mark.parametrize("name", ["lr=1e-6,seed=1", "run:1"])
+def test_a_folder_that_apptainer_cannot_bind_is_refused(project, tmp_path_factory, name) -> None:
+    model = tmp_path_factory.mktemp("models") / name
+    model.mkdir()
+    with pytest.raises(UserError, match=f"^{model}: Apptainer cannot bind a folder with a comma or a colon"):
+        containers.prepare(config(model={"build": None, "name_or_path": str(model)}), "images/x.sif")
+
+
 def test_what_links_lead_to_is_bound(project, tmp_path_factory) -> None:
     """Of a run on a scratch file system, of a snapshot in the Hub's cache, and of what Snakemake's cache keeps."""
     outside = tmp_path_factory.mktemp("outside").resolve()
