@@ -37,9 +37,9 @@ def _room() -> float:
         return room
     import torch
 
-    from rloo_pipeline.training.deepspeed_internals import split_loading
+    from rloo_pipeline.training.deepspeed_internals import split_model
 
-    split_loading.start_ranks()
+    split_model.start_ranks()
     rooms = [room] * world
     torch.distributed.all_gather_object(rooms, room)
     return min(rooms)
