@@ -94,7 +94,7 @@ def check_entries(
     """Checks the files of a folder, now called `names`, against their entries.
 
     In a job with several ranks, each rank reads some of the files. Ranks wait for each other before they load weights
-    (`split_loading.start_ranks`).
+    (`split_model.start_ranks`).
 
     Raises:
         UserError: a file is missing, differs, or is new (`added` tells why that is wrong); `remedy` says what to do.

@@ -6,7 +6,6 @@ depends only on the configuration and the card.
 """
 
 from rloo_pipeline.artifacts.model_dims import ModelDims
-from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import advice, memory
 from rloo_pipeline.config import Config, OptimizerName
 from rloo_pipeline.runtime import devices, ranks
@@ -17,11 +16,11 @@ change with the few bytes that a driver reserves.
 """
 
 
-def resolve(config: Config, policy: Policy, whole: OptimizerName | None = None) -> Config:
-    """Calls `resolve_for` with a policy's model and the memory of this job's ranks. If config.json has no known sizes,
-    nothing is recomputed and micro-batches have their fixed size.
+def resolve(config: Config, shape: ModelDims | None, whole: OptimizerName | None = None) -> Config:
+    """Calls `resolve_for` with the memory of this job's ranks. If config.json has no known sizes, nothing is recomputed
+    and micro-batches have their fixed size.
     """
-    if (shape := policy.dimensions) is None:
+    if shape is None:
         if config.deepspeed.gradient_checkpointing != "auto":
             return config
         return advice.override(config, {"deepspeed.gradient_checkpointing": False})
@@ -37,9 +36,9 @@ def _room() -> float:
         return room
     import torch
 
-    from rloo_pipeline.training.deepspeed_internals import split_loading
+    from rloo_pipeline.training.deepspeed_internals import split_model
 
-    split_loading.start_ranks()
+    split_model.start_ranks()
     rooms = [room] * world
     torch.distributed.all_gather_object(rooms, room)
     return min(rooms)

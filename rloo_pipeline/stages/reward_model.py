@@ -52,7 +52,7 @@ def reward_model(config: Config, assets: Path, prompts: Path, model: Path, outpu
     folder = asset_files.model_of(assets, "reward_model" if section.own_source else "model")
     start = Policy(folder, config.model.trust_remote_code)
     trained, held_out = _pairs(config, section, assets, prompts, start)
-    config = checkpointing.resolve(config.of_reward_model, start, "adamw")
+    config = checkpointing.resolve(config.of_reward_model, start.dimensions, "adamw")
     steps = max(1, len(trained.margins) * section.num_train_epochs // section.batch_size)
     if section.warmup_steps >= steps:
         raise UserError(

@@ -20,10 +20,10 @@ from rloo_pipeline.trackers.events import write_events
 from rloo_pipeline.training import retraining, round_data, round_training
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.metrics import Metrics
+from rloo_pipeline.training.retraining import RoundTrainer
 from rloo_pipeline.training.round_training import TrainedRound
 from rloo_pipeline.training.sampler_proof import RolloutProof
 from rloo_pipeline.workers import kept_trainer
-from rloo_pipeline.workers.kept_trainer import RoundTrainer
 
 
 class UpdateOutputs(NamedTuple):
@@ -64,13 +64,14 @@ def update(
     """
     reproducible.use_torch(config.deepspeed.threads, config.reproducible)
     digest = start.digest  # verifies its files before anything else reads them
-    config = checkpointing.resolve(config, start)
+    config = checkpointing.resolve(config, start.dimensions)
     inputs = inputs.used(config)
     sampled = round_tables.read(inputs, round=round_, policy=sampler.digest, vocabulary=sampler.vocabulary)
     proof = None if checks is None else RolloutProof(config, round_, sampler, checks, inputs.rollouts)
     if proof and sampler != start:
         proof.by_older_policy(sampled.rollouts, prompts)
-    trainer = kept_trainer.take(config, round_ - 1, start, states, prompts)
+    trainer = kept_trainer.take(config, round_ - 1, start, states)
+    trainer = trainer or retraining.trainer_after(config, round_ - 1, start, states, prompts)
     engine = trainer.engine
     trained = round_training.train(config, round_, engine, trainer.algorithm_state, sampled, prompts, proof)
     metrics = round_training.metrics_of(config, round_, engine, sampled, trained)
@@ -102,8 +103,8 @@ def restore(config: Config, policy: Policy, states: Path, prompts: Path | None =
         UserError: see `retraining.restore`.
     """
     reproducible.use_torch(config.deepspeed.threads, config.reproducible)
-    config = checkpointing.resolve(config, Policy(policy.folder.with_name(f"{0:05d}"), policy.trust_remote_code))
-    trainer = RoundTrainer(*retraining.restore(config, policy, states, prompts))
+    config = checkpointing.resolve(config, Policy(policy.folder.with_name(f"{0:05d}")).dimensions)
+    trainer = retraining.restore(config, policy, states, prompts)
     about = {"round": int(policy.folder.name), "policy": policy.digest, "seed": config.seed}
     kept_trainer.put(config, trainer, policy.folder, states, about)
 

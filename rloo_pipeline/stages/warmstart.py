@@ -35,7 +35,7 @@ def warmstart(config: Config, assets: Path, prompts: Path, output: Path) -> None
     result = self_check.load_or_run(model, config.dataset.shows_images)
     policy_model.check_layers(model, config.update.lora, config.deepspeed.zero_stage)
     if (section := config.warmstart.sft) is not None:
-        sft(checkpointing.resolve(config, model, section.optimizer), section, model, assets, prompts, output)
+        sft(checkpointing.resolve(config, model.dimensions, section.optimizer), section, model, assets, prompts, output)
         return
     if config.model.quantization is None:  # otherwise they are loaded below
         plain_model.check_tensors(model)

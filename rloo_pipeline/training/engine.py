@@ -26,7 +26,7 @@ from rloo_pipeline.runtime import devices, ranks
 from rloo_pipeline.runtime.progress import announcing
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.training import (
-    compiled_layers,
+    faster_kernels,
     formats,
     optimizers,
     plain_model,
@@ -34,7 +34,7 @@ from rloo_pipeline.training import (
     sequence_group,
     weight_files,
 )
-from rloo_pipeline.training.deepspeed_internals import deepspeed_config, nvme, offload, split_loading
+from rloo_pipeline.training.deepspeed_internals import deepspeed_config, nvme, offload, split_model
 from rloo_pipeline.training.expert_load import ExpertLoad
 from rloo_pipeline.training.host_copies import HostCopies
 from rloo_pipeline.training.kernels.lm_head import LossOf, TokenOutputs
@@ -66,12 +66,13 @@ class Engine:
         self.rank = ranks.current()
         self.settings = settings
         self.policy = policy
-        split_loading.start_ranks()
+        split_model.start_ranks()
         self.group = sequence_group.group_of(settings.deepspeed.sequence_parallel)
         torch.manual_seed(seed)
         section, on_disk = settings.deepspeed, None
         if section.offload.on_disk:
-            on_disk = nvme.configuration(plain_model.sizes(policy), section)
+            shapes = plain_model.check_tensors(policy)
+            on_disk = nvme.configuration(shapes, section)
         configuration = deepspeed_config.configuration(settings, on_disk)
         zero_3 = section.zero_stage == 3
         self.split = zero_3 and self.rank.world > 1
@@ -79,7 +80,7 @@ class Engine:
         with announcing(f"loading {policy}"):
             self.model, module = self.load(configuration)
         if zero_3:
-            split_loading.check_gathered(self.model, policy)
+            plain_model.check_gathered(self.model, policy)
         self.form = module.form
         self.experts = ExpertLoad(self.model)
         # In bfloat16 DeepSpeed runs the garbage collector twice per parameter group. Some optimizers have a group per
@@ -96,7 +97,7 @@ class Engine:
         deepspeed_config.adjust(self.engine, settings)
         if settings.torch_compile:
             with announcing("compiling the layers"):
-                compiled_layers.install(module, policy, self.device)
+                faster_kernels.install_compiled(module, policy, self.device)
         self.seed_dropout(seed)
         self.host_copies = HostCopies()
         """Host memory for offloaded weights and optimizer."""
@@ -105,7 +106,7 @@ class Engine:
     def load(self, configuration: JSON) -> tuple[Any, Any]:
         """Loads the model for DeepSpeed's configuration; returns it, and the module around it that trains it."""
         model = policy_model.load_trainable(self.policy, self.settings, configuration if self.split else None)
-        with split_loading.gathered(model):
+        with split_model.gathered(model):
             offloads = self.settings.deepspeed.gradient_checkpointing == "offload"
             return model, TokenLogProbs(model, self.settings.temperature, self.group, offloads)
 
@@ -296,7 +297,7 @@ class Engine:
         CPU.
         """
         if self.settings.deepspeed.zero_stage == 3:
-            yield from split_loading.weights(self.model, trained_only=self.settings.lora is not None)
+            yield from split_model.weights(self.model, trained_only=self.settings.lora is not None)
         else:
             for name, tensor in self.engine.module.state_dict().items():
                 yield name.removeprefix("model."), tensor.detach()

@@ -1,33 +1,50 @@
-"""GPU kernels that replace several of PyTorch's, each only if it gives the results of plain transformers.
+"""Kernels that replace several of PyTorch's, and compiled layers, each only if it gives the results of plain
+transformers.
 
-These are Liger's RMSNorm, SwiGLU and rotary embeddings (arXiv 2410.10989), depending on the type of the model, and the
+GPUs have Liger's RMSNorm, SwiGLU and rotary embeddings (arXiv 2410.10989), depending on the type of the model, and the
 head's loss in one pass (`one_pass`). Once per process and configuration, the self-check's small copy of the model runs
 with each of them on the GPU, and is compared with plain transformers on the CPU. FlashAttention 3 has a separate check,
 in 16 bits (`kernels/flash_attention_3.py`). A kernel that fails is left out, with a line in the log.
+
+The key `update.torch_compile` is torch.compile of each decoder layer, for packs of any length. Layers of one kind share
+their code. Attention runs between two graphs of a layer, as it does without the key. The small copy is compiled and
+compared first, with the kernels that have passed. Compiled code depends on the shapes that came first. So that it
+depends neither on the data nor on a resume, a fixed pack goes through the layers before any other.
 """
 
+import contextlib
+import hashlib
 import logging
+import os
 import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.errors import one_line
-from rloo_pipeline.runtime import devices, guard
+from rloo_pipeline.errors import UserError, one_line
+from rloo_pipeline.runtime import caches, devices, guard
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.training import self_check
+from rloo_pipeline.training import batch_forms, host_copies, self_check
 from rloo_pipeline.training.batch_forms import FORMS
 from rloo_pipeline.training.kernels import flash_attention_3
-from rloo_pipeline.training.self_check import SelfCheck
-from rloo_pipeline.transformers_internals.loaded_model import takes_experts
+from rloo_pipeline.training.logprobs import TokenLogProbs
+from rloo_pipeline.training.self_check import SelfCheck, against_plain
+from rloo_pipeline.transformers_internals.loaded_model import decoder_layers, takes_experts
 
 ROTARY = "rotary_pos_emb"
 """Part of the names of the transformers functions that Liger replaces for all models of a type."""
+COMPILED = "compiled layers"
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
+"""Environment variable for the folder of compiled code."""
+OWN = "rloo-"
+"""Prefix of the folders in it."""
 _problems: dict[tuple[str, str], str] = {}
-"""Results, by kernels and digest of the self-check."""
+"""Results, by kernels (or `COMPILED`) and digest of the self-check."""
 
 
 def install(model: Any, policy: Policy, checked: SelfCheck) -> None:
@@ -144,3 +161,87 @@ def one_pass(model: Any) -> None:
 
 
 KERNELS: dict[str, Callable[[Any], None]] = {"Liger's kernels": liger, "the head's loss in one pass": one_pass}
+
+
+def compile_layers(model: Any) -> None:
+    """Makes the layers of a model compile at their first call; names of its parameters stay."""
+    for layer in decoder_layers(model):
+        layer.compile(dynamic=True)
+
+
+def require_compilable(model: Any, form: str) -> None:
+    """Raises UserError if a full model, which trains in this form of batch, has layers that are not compiled here."""
+    if form != batch_forms.Packed.name:
+        raise _refusal(model, f"it trains in {form} batches, not in packed ones")
+    if any(map(takes_experts, model.modules())):
+        raise _refusal(model, "it is a mixture of experts")
+    if not decoder_layers(model):
+        raise _refusal(model, "transformers does not say which modules are its layers")
+
+
+def _refusal(model: Any, why: str) -> UserError:
+    return UserError(f"update.torch_compile: {type(model).__name__} cannot train with it ({why}); remove the key")
+
+
+def install_compiled(module: TokenLogProbs, policy: Policy, device: torch.device) -> None:
+    """Compiles the layers of a model in training, after a check of the compiled layers.
+
+    Args:
+        module: model on the device.
+        policy: its policy, for the check.
+        device: device that trains the model.
+
+    Raises:
+        UserError: its layers cannot be compiled, or do not give what plain transformers gives.
+    """
+    base = module.full_model
+    checked = base.self_check
+    require_compilable(base, checked.form)
+
+    def prepare(model: Any) -> None:
+        for name, use in KERNELS.items():
+            if passed(name, checked):
+                use(model)
+        compile_layers(model)
+
+    folder = _set_cache_folder(f"{caches.instructions()} {checked.digest} {base.dtype} {base}")
+    # Torch writes libraries in place. A half-written one would end each later stage, or, if it is torch's trial of the
+    # processor's instructions, change the code. Ranks that share sequences must compile together, so they cannot wait.
+    with caches.compiling(folder, "complete") if module.group.size == 1 else contextlib.nullcontext():
+        if (key := (COMPILED, checked.digest)) not in _problems:
+            source = policy.transformers_config, policy.trust_remote_code
+            _problems[key] = problem(prepare, *source, checked, str(device))
+            torch.compiler.reset()  # layers of the small copy would count towards the limit of recompilations
+        if why := _problems[key]:
+            raise _refusal(base, why)
+        compile_layers(base)
+        _compile(module, base, device)
+
+
+def _compile(module: TokenLogProbs, base: Any, device: torch.device) -> None:
+    """Compiles the layers for passes with and without gradients, on the self-check's sequences."""
+    sequences = against_plain.probe(base.config, module.length_limit)
+    inputs = module.form.inputs(sequences.pick(range(4), module.group).to(device))
+    trained = next(parameter for parameter in base.parameters() if parameter.requires_grad)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        for training in (False, True):
+            module.train(training)
+            with torch.set_grad_enabled(training), host_copies.activations(module.offloads):
+                states = base.base_model(**inputs.arguments, use_cache=False).last_hidden_state
+            if training:
+                torch.autograd.grad(states.sum(), trained)  # leaves all gradients as they are
+
+
+def _set_cache_folder(code: str) -> Path:
+    """Keeps compiled code in the cache folder, unless the environment names another; torch would keep it in TMPDIR.
+
+    Each code has its own folder, also for each processor with other instructions, which the code may use.
+    """
+    top = Path(os.environ.get(CACHE, tempfile.gettempdir()))
+    if top.name.startswith(OWN):  # an earlier engine's
+        top = top.parent
+    if top.is_relative_to(tempfile.gettempdir()):
+        top = caches.cache_folder() / "torchinductor"
+    folder = top / f"{OWN}{hashlib.sha256(code.encode()).hexdigest()[:12]}"
+    os.environ[CACHE] = str(folder)
+    return folder

@@ -15,7 +15,7 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.runtime import devices, ranks
 from rloo_pipeline.runtime.progress import counting
 from rloo_pipeline.training import plain_model, policy_model, sequence_group
-from rloo_pipeline.training.deepspeed_internals import split_loading
+from rloo_pipeline.training.deepspeed_internals import split_model
 from rloo_pipeline.training.kernels.lm_head import TokenOutputs
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
@@ -50,13 +50,13 @@ def load(policy: Policy, dtype: str, split: bool = False) -> PreTrainedModel:
     """
     configuration = None
     if split:
-        split_loading.start_ranks()
-        configuration = split_loading.minimal_configuration(dtype)
+        split_model.start_ranks()
+        configuration = split_model.minimal_configuration(dtype)
     model: Any = policy_model.load(policy, dtype, split=configuration)
     if policy.is_adapter:
         model = plain_model.load_adapter(model, policy)
     if split:
-        split_loading.gather_for_forward(model)
+        split_model.gather_for_forward(model)
     model.requires_grad_(False)  # else the kernels allocate gradients, even where none is computed
     return model.to(torch.device(devices.device_type())).eval()  # type: ignore[no-any-return]
 
@@ -65,7 +65,7 @@ def load_configured(config: Config, policy: Policy, temperature: float) -> Token
     """Loads a policy as the sections `model` and `deepspeed` say, to compute log-probs."""
     parts = config.deepspeed.sequence_parallel
     if parts > 1:
-        split_loading.start_ranks()  # this assigns each rank its GPU
+        split_model.start_ranks()  # this assigns each rank its GPU
     model = load(policy, config.model.dtype, config.deepspeed.splits_weights)
     return TokenLogProbs(model, temperature, sequence_group.group_of(parts))
 

@@ -8,27 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.artifacts import model_files, vision
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError, one_line, raise_disk_error
+from rloo_pipeline.runtime import devices, ranks
 from rloo_pipeline.transformers_internals import loaded_model, optional_parts
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedModel
-
-
-class Sizes(NamedTuple):
-    """Sizes of a model's tensors."""
-
-    largest: int
-    """Elements of the largest tensor."""
-    total: int
-    """Elements of all tensors."""
-    of_module: int
-    """Largest number of tensors that belong to one module itself."""
 
 
 def load_plain(policy: Policy, dtype: str, **options: object) -> PreTrainedModel:
@@ -111,6 +101,83 @@ def layers_in_nf4(model: nn.Module) -> Iterator[tuple[str, Any]]:
     yield from ((name, layer) for name, layer in model.named_modules() if isinstance(layer, Linear4bit))
 
 
+def load_one_by_one(
+    policy: Policy, dtype: str, **options: object
+) -> tuple[PreTrainedModel, Iterator[nn.Parameter]] | None:
+    """A full model for ranks that share it (ZeRO 3), and its parameters, which are read one at a time as the iterator
+    reaches them; only the first rank reads, the others get empty ones.
+
+    Args:
+        policy: the model, or an adapter on it.
+        dtype: number format of the weights.
+        options: further arguments of `from_pretrained`.
+
+    Returns:
+        The two; None if transformers renames or joins tensors of the file (such as experts), which takes all at once.
+
+    Raises:
+        UserError: the stored tensors are not exactly those of the model, or as `check_gathered`.
+    """
+    import torch
+    from torch import nn
+
+    shapes: Any = check_tensors(policy)
+    if loaded_model.renames_weights(shapes):
+        return None
+    check_gathered(shapes, policy)
+    model: Any = without_weights(policy, dtype, **options)
+    stored = StoredTensors(policy.weights)
+    names = _names_of_parameters(model)
+    in_file = {parameter: name for parameter, each in names.items() for name in each if name in stored.files}
+    if in_file.keys() != names.keys():
+        return None
+    device = torch.device(devices.device_type())
+
+    def filled() -> Iterator[nn.Parameter]:
+        for old, name in in_file.items():
+            empty = torch.empty(old.shape, dtype=old.dtype, device=device)
+            if ranks.current().first:
+                empty.copy_(stored.read(name))
+            weights = nn.Parameter(empty, requires_grad=old.requires_grad)
+            for each in names[old]:
+                _replace_tensor(model, each, weights)
+            yield weights
+
+    for name, buffer in dict(model.named_buffers()).items():
+        value = stored.read(name).to(buffer.dtype) if name in stored.files else buffer
+        _replace_tensor(model, name, value.to(device))
+    return model.eval(), filled()
+
+
+def _replace_tensor(model: nn.Module, name: str, value: Tensor) -> None:
+    """Replaces a parameter or a buffer."""
+    owner, _, leaf = name.rpartition(".")
+    setattr(model.get_submodule(owner), leaf, value)
+
+
+def _names_of_parameters(model: nn.Module) -> dict[nn.Parameter, list[str]]:
+    """All names of each parameter; a tied one has several."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    return names
+
+
+def check_gathered(model: nn.Module, policy: Policy) -> None:
+    """Checks that the hooks of modules, by which ZeRO 3 gathers weights, run before the weights are used.
+
+    Raises:
+        UserError: there is a Mamba or DeltaNet layer, which reads the weights of its convolution without calling it.
+    """
+    from torch import nn
+
+    if any(isinstance(module, nn.Conv1d) for module in model.modules()):
+        raise UserError(
+            f"deepspeed.zero_stage: 3 cannot be used with {policy}, whose convolutions would compute without their "
+            "weights; set 2 or less"
+        )
+
+
 def from_pretrained(policy: Policy, dtype: str, **options: object) -> Any:
     """Loads a causal language model with transformers' `from_pretrained`; does not check its tensors.
 
@@ -142,21 +209,13 @@ def auto_class(hf_config: Mapping[str, Any]) -> Any:
     return AutoModelForImageTextToText if vision.takes_images(hf_config) else AutoModelForCausalLM
 
 
-def check_tensors(policy: Policy) -> None:
-    """Checks the names and shapes of a policy's tensors without reading them, for a stage that does not load them.
+def check_tensors(policy: Policy) -> PreTrainedModel:
+    """Checks the names and shapes of a policy's tensors without reading them; returns the full model without values.
 
     Raises:
         UserError: see `load_plain`.
     """
-    load_plain(policy, "float32", device_map="meta")
-
-
-def sizes(policy: Policy) -> Sizes:
-    """The sizes of a full model's tensors, which are not read; raises the same errors as `load_plain`."""
-    model = load_plain(policy, "float32", device_map="meta")
-    counts = [parameter.numel() for parameter in model.parameters()]
-    of_module = max(len(list(module.parameters(recurse=False))) for module in model.modules())
-    return Sizes(max(counts), sum(counts), of_module)
+    return load_plain(policy, "float32", device_map="meta")
 
 
 def load_adapter(model: PreTrainedModel, policy: Policy, trainable: bool = False) -> Any:

@@ -15,8 +15,8 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON, Lora
 from rloo_pipeline.errors import UserError, did_you_mean, one_line
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.training import batch_forms, compiled_layers, faster_kernels, model_support, plain_model, self_check
-from rloo_pipeline.training.deepspeed_internals import split_loading
+from rloo_pipeline.training import batch_forms, faster_kernels, model_support, plain_model, self_check
+from rloo_pipeline.training.deepspeed_internals import split_model
 from rloo_pipeline.training.kernels import attention
 from rloo_pipeline.training.self_check import SelfCheck
 from rloo_pipeline.training.settings import TrainerSettings
@@ -32,6 +32,7 @@ def load(
     disable_dropout: bool = True,
     split: JSON | None = None,
     quantization: Literal["nf4"] | None = None,
+    recomputes: bool = False,
 ) -> PreTrainedModel:
     """Loads the full model of a policy, or the base of its adapter, for the form of batch that the self-check chose.
 
@@ -41,6 +42,7 @@ def load(
         disable_dropout: sets the dropout of the model's own config.json to 0, in training too.
         split: DeepSpeed's configuration with ZeRO 3, to split the model over the ranks from the start where it can be.
         quantization: holds linear layers in 4 bits; the policy must have been rounded to them.
+        recomputes: stores only the inputs of the layers for the backward pass.
 
     Raises:
         UserError: the folder is incomplete, the architecture is unknown, or no form of batch is right for it.
@@ -49,15 +51,18 @@ def load(
     attention.register()
     if checked.slow:
         say(f"{checked.model} trains in {checked.slow}")
-    implementation, model = batch_forms.FORMS[checked.form].attention, None
+    options = {"attn_implementation": batch_forms.FORMS[checked.form].attention}
     if quantization is not None:
-        model = plain_model.load_nf4(policy, dtype, attn_implementation=implementation)
-    elif split is not None:
-        model = split_loading.load(policy, dtype, split, attn_implementation=implementation)
-    if model is None:
-        model = plain_model.load_plain(policy, dtype, attn_implementation=implementation)
+        model = plain_model.load_nf4(policy, dtype, **options)
+    elif split is not None and (unread := plain_model.load_one_by_one(policy, dtype, **options)):
+        model, parameters = unread
+        split_model.split_each(parameters, split)
+    else:
+        model = plain_model.load_plain(policy, dtype, **options)
     if disable_dropout:
         plain_model.remove_dropout(model)
+    if recomputes:
+        plain_model.recompute_layers(model)
     model.self_check = checked  # type: ignore[assignment]
     faster_kernels.install(model, policy, checked)
     return model
@@ -71,16 +76,15 @@ def load_trainable(policy: Policy, settings: TrainerSettings, split: JSON | None
     Raises:
         UserError: see `load`; or a new adapter names a layer that the model lacks.
     """
-    model: Any = load(policy, settings.dtype, settings.disable_dropout, split, settings.quantization)
+    recomputes = settings.deepspeed.recomputes
+    model: Any = load(policy, settings.dtype, settings.disable_dropout, split, settings.quantization, recomputes)
     if not settings.train_vision and vision.takes_images(model.config.to_dict()):
         _freeze_vision(model)
-    if settings.deepspeed.recomputes:
-        plain_model.recompute_layers(model)
     if settings.lora is None:
         return model.train()
-    if policy.is_adapter:
-        return plain_model.load_adapter(model, policy, trainable=True).train()
-    return _with_adapter(model, settings.lora).train()
+    if not policy.is_adapter:
+        return _with_adapter(model, settings.lora).train()
+    return plain_model.load_adapter(model, policy, trainable=True).train()
 
 
 def check_layers(policy: Policy, lora: Lora | None, zero_stage: int = 0) -> None:
@@ -88,13 +92,13 @@ def check_layers(policy: Policy, lora: Lora | None, zero_stage: int = 0) -> None
 
     Raises:
         UserError: layers are missing, PEFT cannot make an adapter for them, vLLM cannot serve the adapter, or as
-            `split_loading.check_gathered`.
+            `plain_model.check_gathered`.
     """
     if lora is None and zero_stage != 3:
         return
     model = plain_model.without_weights(policy)
     if zero_stage == 3:
-        split_loading.check_gathered(model, policy)
+        plain_model.check_gathered(model, policy)
     if lora is None:
         return
     adapted = _with_adapter(model, lora, low_cpu_mem_usage=True)
@@ -111,7 +115,7 @@ def check_replay(policy: Policy, form: str) -> None:
 
 def check_compilation(policy: Policy, form: str) -> None:
     """Raises UserError if the layers of a full model, which trains in this form of batch, cannot be compiled."""
-    compiled_layers.require(plain_model.without_weights(policy), form)
+    faster_kernels.require_compilable(plain_model.without_weights(policy), form)
 
 
 def _with_adapter(model: PreTrainedModel, lora: Lora, low_cpu_mem_usage: bool = False) -> Any:

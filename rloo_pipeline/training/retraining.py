@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from rloo_pipeline.artifacts import files, lineage, manifest, node_files, round_tables, tables
 from rloo_pipeline.artifacts.model_files import POLICIES
@@ -31,9 +32,14 @@ give about 1 or more.
 """
 
 
-def engine_after(
-    config: Config, round_: int, start: Policy, states: Path, prompts: Path | None
-) -> tuple[Engine, AlgorithmState]:
+class RoundTrainer(NamedTuple):
+    """A trainer after a round."""
+
+    engine: Engine
+    algorithm_state: AlgorithmState
+
+
+def trainer_after(config: Config, round_: int, start: Policy, states: Path, prompts: Path | None) -> RoundTrainer:
     """The trainer after a round.
 
     Args:
@@ -46,27 +52,28 @@ def engine_after(
     Raises:
         UserError: a state or a table is damaged or missing, or they do not reproduce the policy.
     """
-    engine, carried, before = _replayed(config, round_, start, states, prompts, newest=round_)
+    trainer, before = _replayed(config, round_, start, states, prompts, newest=round_)
+    engine = trainer.engine
     engine.policy = start
     if before != start:
         with _saved(engine, states) as replayed:
             if engine.rank.first:
                 _compare(replayed, before.folder, engine.policy.folder)
-    return engine, carried
+    return trainer
 
 
-def restore(config: Config, policy: Policy, states: Path, prompts: Path | None) -> tuple[Engine, AlgorithmState]:
+def restore(config: Config, policy: Policy, states: Path, prompts: Path | None) -> RoundTrainer:
     """Recreates the trainer after the round that trained a policy, and rewrites the policy's weights that a node lost.
 
-    The arguments are the same as for `engine_after`.
+    The arguments are the same as for `trainer_after`.
 
     Raises:
-        UserError: see `engine_after`; or the weights would differ from the lost ones.
+        UserError: see `trainer_after`; or the weights would differ from the lost ones.
     """
     round_ = int(policy.folder.name)  # the round's own state, if it exists, has lost or damaged weights
-    engine, carried, _ = _replayed(config, round_, policy, states, prompts, newest=round_ - 1)
-    with _saved(engine, states) as replayed:
-        if engine.rank.first:
+    trainer, _ = _replayed(config, round_, policy, states, prompts, newest=round_ - 1)
+    with _saved(trainer.engine, states) as replayed:
+        if trainer.engine.rank.first:
             written, now = (manifest.read_manifest(folder).digests for folder in (policy.folder, replayed))
             names = {file.name for file in node_files.links(policy.folder)}
             if any(written[name] != now.get(name) for name in names) or not node_files.fill(policy.folder, replayed):
@@ -75,17 +82,17 @@ def restore(config: Config, policy: Policy, states: Path, prompts: Path | None) 
                     "gives different ones: set keys that only affect speed to what they were, or delete the folder and "
                     "run again, which repeats all rounds since the last policy that was kept"
                 )
-    engine.barrier()
-    engine.policy = policy
-    return engine, carried
+    trainer.engine.barrier()
+    trainer.engine.policy = policy
+    return trainer
 
 
 def _replayed(
     config: Config, round_: int, start: Policy, states: Path, prompts: Path | None, newest: int
-) -> tuple[Engine, AlgorithmState, Policy]:
+) -> tuple[RoundTrainer, Policy]:
     """The trainer after a round, and the policy that it was loaded with.
 
-    The arguments are the same as for `engine_after`, and the newest round whose state may be used.
+    The arguments are the same as for `trainer_after`, and the newest round whose state may be used.
     """
     number, state = _newest(newest, states)
     before = start
@@ -103,7 +110,7 @@ def _replayed(
     for again in range(number + 1, round_ + 1):
         say(f"round {again} is trained again, since the last trainer ended before it wrote a state of it")
         carried = _train(config, again, engine, carried, states.parent, prompts)
-    return engine, carried, before
+    return RoundTrainer(engine, carried), before
 
 
 def _newest(round_: int, states: Path) -> tuple[int, Path | None]:

@@ -31,7 +31,7 @@ from rloo_pipeline.config import FP8, Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training import forward_only, round_data
-from rloo_pipeline.training.deepspeed_internals import split_loading
+from rloo_pipeline.training.deepspeed_internals import split_model
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.objective import Record
 
@@ -216,7 +216,7 @@ class RolloutProof:
             UserError: another policy sampled the rollouts.
         """
         config = self.config
-        split_loading.start_ranks()
+        split_model.start_ranks()
         chosen = self._chosen(rollouts)
         sequences = round_data.sequences_of(chosen, prompts, self.policy)
         logps = forward_only.logps_of_completions(config, self.policy, config.rollout.temperature, sequences, "proof")

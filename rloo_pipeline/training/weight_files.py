@@ -23,7 +23,7 @@ from rloo_pipeline.artifacts.files import rename
 from rloo_pipeline.artifacts.model_files import INDEX, WEIGHTS
 from rloo_pipeline.errors import UserError, translate_write_errors
 from rloo_pipeline.runtime import ranks
-from rloo_pipeline.training.deepspeed_internals import split_loading
+from rloo_pipeline.training.deepspeed_internals import split_model
 from rloo_pipeline.transformers_internals.loaded_model import as_in_checkpoint
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def write_together(model: PreTrainedModel, target: Path, place: Path | None = No
     Raises:
         UserError: the disk is full, or two nodes wrote different files.
     """
-    rank, tensors = ranks.current(), split_loading.tensors(model)
+    rank, tensors = ranks.current(), split_model.tensors(model)
     number_here, writers = (rank.number, rank.world) if place is None else ranks.on_node()
     if place is not None:
         node_files.make(place, target.parent)
@@ -56,7 +56,7 @@ def write_together(model: PreTrainedModel, target: Path, place: Path | None = No
     with ThreadPoolExecutor(1) as thread:
         for number, (file, names) in enumerate(zip(files, shards, strict=True)):
             own = number % writers == number_here
-            kept = {name: whole for name in names if (whole := split_loading.on_cpu(tensors[name], own)) is not None}
+            kept = {name: whole for name in names if (whole := split_model.on_cpu(tensors[name], own)) is not None}
             if own:
                 wait(writing.values())  # at most one file is written while the next is gathered
                 writing[file] = thread.submit(_write, as_in_checkpoint(model, kept), (place or target) / file)

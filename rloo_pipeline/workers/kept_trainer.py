@@ -1,45 +1,31 @@
-"""The trainer between two updates: kept in the memory of a warm worker, or rebuilt from the run's files."""
+"""The trainer between two updates, kept in the memory of a warm worker."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rloo_pipeline.artifacts import lineage, tables
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config
-from rloo_pipeline.training import retraining
-from rloo_pipeline.training.batch import AlgorithmState
-from rloo_pipeline.training.engine import Engine
+from rloo_pipeline.training.retraining import RoundTrainer
 from rloo_pipeline.training.settings import TrainerSettings
 from rloo_pipeline.training.trainer_state import TrainerState
 from rloo_pipeline.workers import engine_cache
 
 
-class RoundTrainer(NamedTuple):
-    """A trainer after a round."""
-
-    engine: Engine
-    algorithm_state: AlgorithmState
-
-
-def take(config: Config, round_: int, policy: Policy, states: Path, prompts: Path | None) -> RoundTrainer:
-    """The trainer as a round left it.
+def take(config: Config, round_: int, policy: Policy, states: Path) -> RoundTrainer | None:
+    """The trainer as a round left it, if this process has kept it.
 
     Args:
         config: the stage's configuration.
         round_: number of the round; 0 for a new trainer.
         policy: the policy after that round.
         states: folder with the run's trainer states.
-        prompts: folder that the stage `prompts` wrote; only needed if prompts have images.
-
-    Raises:
-        UserError: see `retraining.engine_after`.
     """
     key = _key(config, round_, policy.digest, _table(states, round_))
     kept: RoundTrainer | None = engine_cache.take("trainer", key) if round_ else None
-    if kept is None:
-        return RoundTrainer(*retraining.engine_after(config, round_, policy, states, prompts))
-    kept.engine.enter_gpu()
-    kept.engine.policy = policy
+    if kept is not None:
+        kept.engine.enter_gpu()
+        kept.engine.policy = policy
     return kept
 
 

@@ -14,7 +14,7 @@ from trainers import trainer_settings
 
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.training import forward_only, weight_files
-from rloo_pipeline.training.deepspeed_internals import split_loading
+from rloo_pipeline.training.deepspeed_internals import split_model
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
@@ -66,7 +66,7 @@ if __name__ == "__main__":
         if engine.rank.first:
             time.sleep(0.5)
             Path(f"{output}.checked").touch()
-        split_loading.start_ranks()
+        split_model.start_ranks()
         assert Path(f"{output}.checked").exists(), "no rank loads before all have checked their part of the files"
         values = logps(output, split=True)
         if engine.rank.first:

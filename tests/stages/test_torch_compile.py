@@ -10,7 +10,7 @@ from trainers import trainer_settings
 
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training import compiled_layers
+from rloo_pipeline.training import faster_kernels
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.transformers_internals.loaded_model import decoder_layers
@@ -28,9 +28,9 @@ BATCHES = [
 
 @pytest.fixture
 def compiling(monkeypatch, tmp_path):
-    monkeypatch.setattr(compiled_layers, "_problems", {})
-    monkeypatch.setenv(compiled_layers.CACHE, os.environ.get(compiled_layers.CACHE, ""))
-    monkeypatch.delenv(compiled_layers.CACHE)
+    monkeypatch.setattr(faster_kernels, "_problems", {})
+    monkeypatch.setenv(faster_kernels.CACHE, os.environ.get(faster_kernels.CACHE, ""))
+    monkeypatch.delenv(faster_kernels.CACHE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     torch.compiler.reset()
     yield
@@ -79,7 +79,7 @@ def test_layers_that_compile_wrongly_are_refused(tiny_model, compiling, monkeypa
         for layer in decoder_layers(model):
             layer.mlp.forward = lambda x, usual=layer.mlp.forward: 1.01 * usual(x)
 
-    monkeypatch.setattr(compiled_layers, "use", wrong)
+    monkeypatch.setattr(faster_kernels, "compile_layers", wrong)
     with pytest.raises(UserError, match=r"update.torch_compile: .* log-probs differ .*; remove the key"):
         Engine(Policy(tiny_model), trainer_settings(torch_compile=True), 0)
 

@@ -63,7 +63,7 @@ def recomputes(model: Path) -> bool:
     """Resolves `gradient_checkpointing: auto` where one rank has room for everything and the other for nothing."""
     room = 1e15 if ranks.current().first else 0.0
     with mock.patch.object(devices, "training_bytes", return_value=room):
-        return checkpointing.resolve(load(CONFIGURATION), Policy(model)).deepspeed.gradient_checkpointing
+        return checkpointing.resolve(load(CONFIGURATION), Policy(model).dimensions).deepspeed.gradient_checkpointing
 
 
 if __name__ == "__main__":

@@ -192,16 +192,18 @@ def flash3(task: Task, folder: Path) -> list[float]:
 
 def compiled(task: Task, folder: Path) -> list[float]:
     """Compiled layers in place of Liger's kernels: seconds of each."""
-    from rloo_pipeline.training import compiled_layers, faster_kernels
+    from rloo_pipeline.training import faster_kernels
 
-    return plain(task, folder, [*([faster_kernels.one_pass] if task.device == "cuda" else []), compiled_layers.use])
+    return plain(
+        task, folder, [*([faster_kernels.one_pass] if task.device == "cuda" else []), faster_kernels.compile_layers]
+    )
 
 
 def compiled_fast(task: Task, folder: Path) -> list[float]:
     """Compiled layers with Liger's kernels in them: seconds of each."""
-    from rloo_pipeline.training import compiled_layers, faster_kernels
+    from rloo_pipeline.training import faster_kernels
 
-    return plain(task, folder, [*faster_kernels.KERNELS.values(), compiled_layers.use])
+    return plain(task, folder, [*faster_kernels.KERNELS.values(), faster_kernels.compile_layers])
 
 
 def deepspeed(task: Task, folder: Path) -> list[float]:

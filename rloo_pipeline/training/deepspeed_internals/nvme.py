@@ -22,9 +22,7 @@ from rloo_pipeline.training.deepspeed_internals.deepspeed_config import load_val
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
-    from torch import Tensor
-
-    from rloo_pipeline.training.plain_model import Sizes
+    from torch import Tensor, nn
 
 SUB_GROUP = 100_000_000
 """Number of a rank's weights whose optimizer state is in memory at a time."""
@@ -42,14 +40,15 @@ WRITTEN = {"optimizer": 16, "parameters": 2}
 """Bytes on disk for each weight of a rank: float32 weights, two moments and gradients; bfloat16 weights."""
 
 
-def configuration(sizes: Sizes, deepspeed: Deepspeed) -> JSON:
-    """DeepSpeed's keys for the offload of a model of these sizes to a new folder on this node's disk.
+def configuration(model: nn.Module, deepspeed: Deepspeed) -> JSON:
+    """DeepSpeed's keys for the offload of a model to a new folder on this node's disk; its tensors need no values.
 
     Raises:
         UserError: see `disk`; or the disk has too little space.
     """
     world = ranks.current().world
-    share, largest = -(-sizes.total // world), -(-sizes.largest // world)
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    share, largest = -(-sum(sizes) // world), -(-max(sizes) // world)
     written = share * WRITTEN["optimizer"]
     path = str(_folder(deepspeed.nvme_path))
     keys: JSON = {
@@ -57,7 +56,8 @@ def configuration(sizes: Sizes, deepspeed: Deepspeed) -> JSON:
         "offload_optimizer": {"device": "nvme", "nvme_path": path, "buffer_count": BUFFERS},
     }
     if deepspeed.offload.parameters == "nvme":
-        buffers = {"buffer_count": max(READ, 2 * sizes.of_module), "buffer_size": largest + ALIGNED, "max_in_cpu": 0}
+        of_module = max(len(list(module.parameters(recurse=False))) for module in model.modules())
+        buffers = {"buffer_count": max(READ, 2 * of_module), "buffer_size": largest + ALIGNED, "max_in_cpu": 0}
         keys["offload_param"] = {"device": "nvme", "nvme_path": path, **buffers}
         # each module returns its buffers at once, because DeepSpeed does not wait for a free one
         keys |= {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}

@@ -31,7 +31,6 @@ LOGPS, GRADIENT = 1e-3, 1e-2
 """Largest differences that float32 rounding explains: nats of a log-prob, and relative error of a parameter's gradient.
 Correct models stay below a tenth of these, wrong ones exceed them a hundredfold (tests/families).
 """
-UNLIMITED = 10**9
 IMAGES = "prompts with images are not packed"
 IGNORED_KEYS = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 """Configuration keys that do not change a float32 result."""
@@ -120,12 +119,10 @@ def run(
     from rloo_pipeline.training.self_check import against_plain, small
 
     attention.register()
-    limit = model_support.length_limit(config.to_dict())
     kind, problems = config.model_type, list[str]()
     for shrink in small.Shrink:
         try:
-            longest = limit.tokens if limit else UNLIMITED
-            plain = against_plain.PlainModel(config, shrink, trust_remote_code, longest, images)
+            plain = against_plain.PlainModel(config, shrink, trust_remote_code, images)
         except Exception as error:
             problems.append(_summary(error))
             continue

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from rloo_pipeline.artifacts import vision
-from rloo_pipeline.training import plain_model
+from rloo_pipeline.training import model_support, plain_model
 from rloo_pipeline.training.batch_forms import Packed
 from rloo_pipeline.training.kernels import attention, lm_head
 from rloo_pipeline.training.logprobs import TokenLogProbs
+from rloo_pipeline.training.model_support import LengthLimit
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.row_images import RowImages
 from rloo_pipeline.training.self_check import small
@@ -43,21 +44,18 @@ class PlainModel:
         causal_within: largest difference of a log-prob, in nats, when the tokens after it are cut off.
     """
 
-    def __init__(
-        self, config: Any, shrink: small.Shrink, trust_remote_code: bool, longest: int, images: bool = False
-    ) -> None:
+    def __init__(self, config: Any, shrink: small.Shrink, trust_remote_code: bool, images: bool = False) -> None:
         """Builds the model and computes log-probs and gradients of the probe.
 
         Args:
             config: transformers configuration of the full model.
             shrink: how to make it small.
             trust_remote_code: allows the model's own code to run.
-            longest: maximum length of a sequence in tokens.
             images: True if prompts have images.
         """
         self.config, self.trust_remote_code = small.shrink(config, shrink), trust_remote_code
         self.model = small.build(self.config, trust_remote_code, "eager").eval()
-        self.sequences = probe(small.words(self.model.config), longest)
+        self.sequences = probe(self.model.config, model_support.length_limit(config.to_dict()))
         if images:
             self.sequences = _with_images(self.sequences, self.config)
         self.logps = _one_by_one(self.model, self.sequences)
@@ -75,14 +73,14 @@ class PlainModel:
         return Difference(type(model).__name__, largest, *_gradients(model, self.model))
 
 
-def probe(vocabulary: int, longest: int) -> Sequences:
-    """Random sequences of up to `longest` tokens; some share their prompt."""
-    draw = torch.Generator().manual_seed(1)
+def probe(config: Any, limit: LengthLimit | None) -> Sequences:
+    """Random sequences for a model of this configuration, within the limit of their length; some share their prompt."""
+    draw, vocabulary = torch.Generator().manual_seed(1), small.words(config)
 
     def ids(count: int) -> list[int]:
         return torch.randint(min(3, vocabulary - 1), vocabulary, (max(count, 1),), generator=draw).tolist()
 
-    most = max(2, min(longest, LONGEST))
+    most = LONGEST if limit is None else max(2, min(limit.tokens, LONGEST))
     shared, other = ids(min(9, most // 2)), ids(most - min(12, most // 2))
     rest = most - len(shared)
     return Sequences(

@@ -46,10 +46,13 @@ def test_a_stage_decides_by_the_memory_of_its_process_and_its_own_sections(tmp_p
         monkeypatch.setattr(devices, "training_bytes", lambda room=room: room)
         for name, stage in stages.items():
             whole = None if name == "update" else "adamw"
-            assert checkpointing.resolve(stage, Policy(tmp_path), whole).deepspeed.gradient_checkpointing is expected
+            assert (
+                checkpointing.resolve(stage, Policy(tmp_path).dimensions, whole).deepspeed.gradient_checkpointing
+                is expected
+            )
     stage = stages["update"]
     (tmp_path / "config.json").write_text("{}")
-    assert checkpointing.resolve(stage, Policy(tmp_path)).deepspeed.gradient_checkpointing is False, (
+    assert checkpointing.resolve(stage, Policy(tmp_path).dimensions).deepspeed.gradient_checkpointing is False, (
         "sizes are not known"
     )
 

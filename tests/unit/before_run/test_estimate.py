@@ -301,7 +301,7 @@ def test_the_auto_that_a_plan_shows_is_that_of_an_update_on_this_card(tmp_path, 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: facts)
-    tokens = checkpointing.resolve(config, Policy(tmp_path)).deepspeed.micro_batch_tokens
+    tokens = checkpointing.resolve(config, Policy(tmp_path).dimensions).deepspeed.micro_batch_tokens
     assert f"max_tokens_per_micro_batch: auto is {tokens}\n" in printed_for(config, "a100:40")
 
 

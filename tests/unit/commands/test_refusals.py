@@ -513,11 +513,12 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
             checks=MODEL,
         ),
     ),
-    "training.compiled_layers._refusal": (
+    "training.faster_kernels._refusal": (
         Case("it is a mixture of experts", config=COMPILED, model=of_kind("qwen3_moe"), checks=MODEL),
     ),
     "training.deepspeed_internals.nvme": NODE,
     "training.plain_model.load_plain": WEIGHTS_IN_MEMORY,
+    "training.plain_model.check_gathered": "tests/unit/training/test_policy_model.py",
     "training.plain_model.load_nf4": WEIGHTS_IN_MEMORY,
     "training.plain_model.from_pretrained": "`self_check` says it before",
     "training.plain_model.load_adapter": STAGES_FILE,
@@ -549,7 +550,6 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     ),
     "training.sequence_group.SequenceGroup": "counts the tokens of a micro-batch",
     "training.sequence_group.refusal": "tests/unit/before_run/test_long_sequences.py",
-    "training.deepspeed_internals.split_loading.check_gathered": "tests/unit/training/test_policy_model.py",
     "training.trainer_state": STAGES_FILE,
     "training.weight_files": NODE,
 }

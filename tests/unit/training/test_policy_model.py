@@ -20,7 +20,7 @@ from rloo_pipeline.config import Lora
 from rloo_pipeline.errors import UserError, explain
 from rloo_pipeline.rollout import swap_check
 from rloo_pipeline.training import forward_only, plain_model, policy_model, weight_files
-from rloo_pipeline.training.deepspeed_internals import split_loading
+from rloo_pipeline.training.deepspeed_internals import split_model
 from rloo_pipeline.training.kernels import lm_head
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
@@ -155,7 +155,8 @@ def test_parameters_that_a_model_does_not_train_stay_so_if_ranks_share_it(tiny_m
     monkeypatch.setattr(plain_model, "without_weights", frozen)
     split = SimpleNamespace(Init=lambda module, **_: list(module.parameters()))
     monkeypatch.setitem(sys.modules, "deepspeed", SimpleNamespace(zero=split))
-    model = split_loading.load(Policy(tiny_model), "float32", {})
+    model, parameters = plain_model.load_one_by_one(Policy(tiny_model), "float32")
+    split_model.split_each(parameters, {})
     assert [name for name, each in model.named_parameters() if not each.requires_grad] == [TENSOR]
     assert torch.equal(model.get_parameter(TENSOR), load_file(tiny_model / "model.safetensors")[TENSOR])
 
@@ -166,7 +167,7 @@ def test_a_tensor_that_is_not_equal_to_the_one_it_is_tied_to_is_refused(tmp_path
     weights = load_file(folder / "model.safetensors")
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"] + 1
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    load = LOADERS.get(loader, lambda folder: split_loading.load(Policy(folder), "float32", {}))
+    load = LOADERS.get(loader, lambda folder: plain_model.load_one_by_one(Policy(folder), "float32"))
     with pytest.raises(UserError, match=r"not equal to the tensor that config\.json ties it to"):
         load(folder)
 
@@ -221,7 +222,7 @@ def test_zero_3_is_refused_for_layers_that_read_the_weights_of_a_convolution(tmp
     loaded = plain_model.load_plain(model, "float32", device_map="meta")
     for check in (
         lambda: policy_model.check_layers(model, None, zero_stage=3),
-        lambda: split_loading.check_gathered(loaded, model),
+        lambda: plain_model.check_gathered(loaded, model),
     ):
         with pytest.raises(UserError, match=r"zero_stage: 3 cannot be used with .*; set 2 or less"):
             check()

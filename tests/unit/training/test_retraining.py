@@ -31,7 +31,7 @@ def test_a_state_is_verified_before_an_engine_is_made(tmp_path, monkeypatch, abo
     manifest.write_manifest(state, **facts)
     (state / "values").write_text(content)
     with pytest.raises(UserError, match=message):
-        retraining.engine_after(config, 1, start, state.parent, None)
+        retraining.trainer_after(config, 1, start, state.parent, None)
 
 
 def test_a_lost_policy_is_restored_from_an_earlier_state_than_its_own(tmp_path, monkeypatch) -> None:

@@ -10,7 +10,7 @@ from synthetic_runs import configuration
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import forward_only, sequence_group
-from rloo_pipeline.training.deepspeed_internals import split_loading
+from rloo_pipeline.training.deepspeed_internals import split_model
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.sequence_group import SequenceGroup
@@ -63,7 +63,7 @@ def test_a_model_whose_packs_cannot_be_split_is_refused() -> None:
 
 def test_ranks_are_connected_and_have_their_gpus_before_they_load_a_model(monkeypatch, tmp_path) -> None:
     calls: list[str] = []
-    monkeypatch.setattr(split_loading, "start_ranks", lambda: calls.append("connect"))
+    monkeypatch.setattr(split_model, "start_ranks", lambda: calls.append("connect"))
     monkeypatch.setattr(forward_only, "load", lambda *_: calls.append("load") or qwen3())
     monkeypatch.setattr(sequence_group, "group_of", lambda size: group(0, size))
     config = configuration(deepspeed={"processes": 2, "sequence_parallel": 2})

@@ -8,21 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON
-from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices, ranks
-from rloo_pipeline.training import plain_model
 from rloo_pipeline.training.deepspeed_internals import deepspeed_config
 from rloo_pipeline.transformers_internals import loaded_model
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 def start_ranks() -> None:
@@ -44,79 +38,13 @@ def minimal_configuration(dtype: str) -> JSON:
     return {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}, **formats}
 
 
-def load(policy: Policy, dtype: str, configuration: JSON, **options: object) -> PreTrainedModel | None:
-    """Loads a full model split over the ranks. The first rank reads one tensor at a time and sends it to the others.
-
-    Args:
-        policy: the model, or an adapter on it.
-        dtype: number format of the weights.
-        configuration: DeepSpeed's configuration, with ZeRO 3.
-        options: further arguments of `from_pretrained`.
-
-    Returns:
-        The model; None if transformers renames or joins tensors of the file (such as experts), which takes all at once.
-
-    Raises:
-        UserError: the stored tensors are not exactly those of the model, or as `check_gathered`.
-    """
-    shapes: Any = plain_model.load_plain(policy, "float32", device_map="meta")
-    if loaded_model.renames_weights(shapes):
-        return None
-    check_gathered(shapes, policy)
-    model: Any = plain_model.without_weights(policy, dtype, **options)
-    stored = plain_model.StoredTensors(policy.weights)
-    names = _names_of_parameters(model)
-    in_file = {parameter: name for parameter, each in names.items() for name in each if name in stored.files}
-    if in_file.keys() != names.keys():
-        return None
-    device = torch.device(devices.device_type())
-
-    def filled() -> Iterator[nn.Parameter]:
-        for old, name in in_file.items():
-            empty = torch.empty(old.shape, dtype=old.dtype, device=device)
-            if ranks.current().first:
-                empty.copy_(stored.read(name))
-            weights = nn.Parameter(empty, requires_grad=old.requires_grad)
-            for each in names[old]:
-                _replace_tensor(model, each, weights)
-            yield weights
-
+def split_each(parameters: Iterator[nn.Parameter], configuration: JSON) -> None:
+    """Splits the parameters of a model, each before the next is read; `configuration` is DeepSpeed's, with ZeRO 3."""
     from deepspeed import zero
 
     source: Any = nn.Module()
-    source.parameters = lambda **_: filled()  # each tensor is split before the next is read
+    source.parameters = lambda **_: parameters
     zero.Init(source, config_dict_or_path=configuration)
-    for name, buffer in dict(model.named_buffers()).items():
-        value = stored.read(name).to(buffer.dtype) if name in stored.files else buffer
-        _replace_tensor(model, name, value.to(device))
-    return model.eval()  # type: ignore[no-any-return]
-
-
-def _replace_tensor(model: nn.Module, name: str, value: Tensor) -> None:
-    """Replaces a parameter or a buffer."""
-    owner, _, leaf = name.rpartition(".")
-    setattr(model.get_submodule(owner), leaf, value)
-
-
-def _names_of_parameters(model: nn.Module) -> dict[nn.Parameter, list[str]]:
-    """All names of each parameter; a tied one has several."""
-    names: dict[nn.Parameter, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(parameter, []).append(name)
-    return names
-
-
-def check_gathered(model: nn.Module, policy: Policy) -> None:
-    """Checks that the hooks of modules, by which ZeRO 3 gathers weights, run before the weights are used.
-
-    Raises:
-        UserError: there is a Mamba or DeltaNet layer, which reads the weights of its convolution without calling it.
-    """
-    if any(isinstance(module, nn.Conv1d) for module in model.modules()):
-        raise UserError(
-            f"deepspeed.zero_stage: 3 cannot be used with {policy}, whose convolutions would compute without their "
-            "weights; set 2 or less"
-        )
 
 
 def gather_for_forward(model: nn.Module) -> list[Any]:
