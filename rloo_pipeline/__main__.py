@@ -3,6 +3,7 @@ otherwise in this process.
 """
 
 import os
+import select
 import signal
 import sys
 from io import TextIOWrapper
@@ -24,8 +25,15 @@ def main() -> None:
 
             signal.signal(signal.SIGINT, before)
             cli.main()
+            sys.stdout.flush()
     except KeyboardInterrupt:
         raise SystemExit(130) from None  # Ctrl-C; Snakemake says how to continue
+    except BrokenPipeError:
+        output = select.poll()
+        output.register(1, 0)
+        if not output.poll(0):  # it is another pipe
+            raise
+        os._exit(128 + signal.SIGPIPE)  # the reader has ended, as in `rloo status | head -1`
     if code is not None:
         raise SystemExit(code)
 

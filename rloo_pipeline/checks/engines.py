@@ -21,8 +21,8 @@ def packed_logprobs(evidence: Evidence) -> CheckResult:
     return CheckResult(
         evidence.packed,
         f"{evidence.packed:.2g} nats at most, on a small copy in float32",
-        "Packed sequences get the same log-probs and gradients as each sequence alone in plain transformers.",
-        "Packed sequences get different log-probs than each sequence alone; if that is only rounding, accept it.",
+        "The trainer's batches get the same log-probs and gradients as each sequence alone in plain transformers.",
+        "The trainer's batches get different log-probs than each sequence alone; if that is only rounding, accept it.",
     )
 
 

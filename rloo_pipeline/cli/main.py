@@ -100,6 +100,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         fence.release(done=True)
         cost.end()
     except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, BrokenPipeError) and not arguments.log:
+            raise  # most likely of a reader such as `head`
         hint = ""
         if logging.getLogger().handlers:  # there is a log, and it could be opened
             logging.getLogger("traceback").error("traceback of the error:", exc_info=error)

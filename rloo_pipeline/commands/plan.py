@@ -169,7 +169,8 @@ def _round_seconds(config: Config, hours: Mapping[str, float]) -> float:
 def _print_run(config: Config, shape: model_dims.ModelDims, console: Terminal) -> None:
     console.print(
         f"{config.run}: {shape.parameters / 1e6:,.1f} million weights in {config.model.dtype} ({shape.source}), "
-        f"{config.rounds} rounds of {config.rollout.sampled_prompts} prompts × {config.rollout.num_generations}"
+        f"{config.rounds} {'round' if config.rounds == 1 else 'rounds'} of {config.rollout.sampled_prompts} prompts × "
+        f"{config.rollout.num_generations}"
     )
     jobs = estimate.jobs(config)
     _print_rows(console, f"jobs: {sum(jobs.values()):,}", {stage: f"{count:,}" for stage, count in jobs.items()})

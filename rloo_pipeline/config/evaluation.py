@@ -32,8 +32,8 @@ class Harness(Section):
     limit: int | None = Field(None, ge=1)
     """Evaluate only this many problems of each task, from the start."""
     apply_chat_template: bool = False
-    """Format prompts with the model's chat template and `dataset.chat_template_kwargs`, with the worked examples as
-    earlier turns.
+    """Format prompts with the model's chat template, `dataset.chat_template_kwargs` and `dataset.system_prompt`, with
+    the worked examples as earlier turns.
     """
     gen_kwargs: JSON = {}
     """Overrides of the task's generation settings, for example `{max_gen_toks: 1024}`."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from rloo_pipeline.judging.run_files import stopped_after
 from rloo_pipeline.report import jobs as report_jobs
 from rloo_pipeline.report.jobs import JobRecord
 from rloo_pipeline.report.live_run import clock
@@ -62,6 +63,9 @@ def lines(jobs: Sequence[PlannedJob], runs: Sequence[Path]) -> Iterator[str]:
     yield from (f"  {line}" for line in explain(jobs))
     by_name = {str(run): run for run in runs}
     logs = ((by_name.get(job.log.partition("/logs/")[0]), job.log) for job in jobs if job.log)
+    for run in runs:
+        if (last := stopped_after(run)) is not None:
+            yield f"{run}: a gate ended it after round {last}; later rounds run only if it lets them."
     yield planned_time((run, log) for run, log in logs if run)  # a user's own rules have no log in a run's folder
     yield "--logger-rloo-plain shows each job with its files and its command."
 

@@ -79,6 +79,8 @@ class Executor(plugin.Executor):  # type: ignore[misc]
     """Seconds for which squeue shows a job that has ended; None until SLURM has been asked."""
     _next_try = 0.0
     """Time before which no waiting call is made."""
+    _is_silent = False
+    """True if SLURM did not answer when it was last asked."""
     _told_full = float("-inf")
     """Time at which a message last said that the queue is full."""
 
@@ -236,7 +238,8 @@ class Executor(plugin.Executor):  # type: ignore[misc]
     async def check_active_jobs(self, active_jobs: list[Any]) -> AsyncIterator[Any]:
         """Reports jobs that have ended and yields the others."""
         states, has_records = await self._ask() if active_jobs else (None, False)
-        if active_jobs and states is None:
+        was_silent, self._is_silent = self._is_silent, bool(active_jobs) and states is None
+        if self._is_silent and not was_silent:
             self.logger.warning("SLURM did not report the states of the jobs; asking again.")
         now = time.monotonic()
         for job_info in active_jobs:

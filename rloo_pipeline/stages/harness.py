@@ -4,6 +4,7 @@ Prompts, examples and scores are those of lm-eval. Fields of its results that de
 out.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def harness(config: Config, policy: Policy, name: str, output: Path) -> None:
     plain_model.check_tensors(policy)
     digest = policy.digest
     lm_eval_model.prepare(config.vllm)
-    manager, _ = load_tasks(section)
+    manager, _ = load_tasks(config)
     import lm_eval
 
     seed = config.seed & 0x7FFFFFFF  # NumPy takes at most 32 bits
@@ -46,6 +47,7 @@ def harness(config: Config, policy: Policy, name: str, output: Path) -> None:
         limit=section.limit,
         apply_chat_template=section.apply_chat_template,
         fewshot_as_multiturn=section.apply_chat_template,
+        system_instruction=config.dataset.system_prompt if section.apply_chat_template else None,
         gen_kwargs=dict(section.gen_kwargs) or None,
         task_manager=manager,
         random_seed=seed,
@@ -88,18 +90,18 @@ def _specs(section: Harness, manager: Any) -> list[str | JSON]:
     return [task if isinstance(task, str) else override(task) for task in section.tasks]
 
 
-def load_tasks(section: Harness) -> tuple[Any, dict[str, Any]]:
+def load_tasks(config: Config) -> tuple[Any, dict[str, Any]]:
     """Loads the tasks and their data; returns lm-eval's manager of tasks, and the tasks by name.
 
     Raises:
-        UserError: lm-eval does not know a task, or its data is missing.
+        UserError: lm-eval does not know a task, its data is missing, or it cannot be run with thinking.
     """
     from lm_eval.tasks import TaskManager, get_task_dict
 
+    section = section_of(config)
     try:
         manager = TaskManager(include_path=section.include_path)
         tasks = get_task_dict(_specs(section, manager), manager)
-        return manager, {str(name): task for name, task in tasks.items()}
     except Exception as error:
         names = ", ".join(task if isinstance(task, str) else str(task.get("task")) for task in section.tasks)
         reason = one_line(error)
@@ -107,3 +109,16 @@ def load_tasks(section: Harness) -> tuple[Any, dict[str, Any]]:
             f"evaluation.harness.tasks: {names} cannot be loaded ({type(error).__name__}: {reason}); check the names, "
             "and fetch their data with the stage stage-harness where there is internet"
         ) from error
+    thinks = section.apply_chat_template and config.dataset.chat_template_kwargs.get("enable_thinking")
+    if thinks and (choices := [name for name, task in _leaves(tasks) if task.OUTPUT_TYPE != "generate_until"]):
+        raise UserError(
+            f"evaluation.harness.tasks: {choices[0]} scores given answers, which leaves no room for thinking; take "
+            "tasks that generate, or set apply_chat_template or dataset.chat_template_kwargs.enable_thinking to false"
+        )
+    return manager, {str(name): task for name, task in tasks.items()}
+
+
+def _leaves(tasks: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """The tasks by name, with those of groups."""
+    for name, task in tasks.items():
+        yield from _leaves(task) if isinstance(task, dict) else ((str(name), task),)

@@ -6,7 +6,7 @@ from pathlib import Path
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.config import Config
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.stages.harness import load_tasks, section_of
+from rloo_pipeline.stages.harness import load_tasks
 
 
 def stage_harness(config: Config, output: Path) -> None:
@@ -17,10 +17,10 @@ def stage_harness(config: Config, output: Path) -> None:
         output: tasks.json.
 
     Raises:
-        UserError: lm-eval does not know a task, or its data cannot be fetched.
+        UserError: lm-eval does not know a task, or its data cannot be fetched, or it cannot be run with thinking.
     """
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):  # the libraries read them on import
         os.environ[name] = os.environ.get("RLOO_ASSETS_OFFLINE", "0")
-    tasks = sorted(load_tasks(section_of(config))[1])
+    tasks = sorted(load_tasks(config)[1])
     write_json(output, {"tasks": tasks})
     say(f"the data of {', '.join(tasks)} has been downloaded")

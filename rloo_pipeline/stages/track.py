@@ -46,7 +46,8 @@ def track(run: Path, to: Sequence[str] | None, round_: int | None, earlier: Path
         elif message := _send(name, history, run, strict=output is None):
             sent[name] = {"digest": digest, "said": message}
             if output is None or history.finished or not previous:
-                say(f"{name}: {len(history.points)} rounds; {message}")
+                count = len(history.points)
+                say(f"{name}: {count} {'round' if count == 1 else 'rounds'}; {message}")
     if output:
         write_json(output, {"rounds": len(history.points), "sent": sent})
 

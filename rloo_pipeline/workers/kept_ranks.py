@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -124,6 +124,7 @@ class KeptRanks:
                 stdin=subprocess.DEVNULL,
             )
             self._processes = [psutil.Process(self._torchrun.pid)]
+            self._torchrun_end = process_end.readable_after(self._torchrun.pid)
             began = time.monotonic()
             try:
                 self._accept(listener)
@@ -180,8 +181,13 @@ class KeptRanks:
         self._waiting = list(self._connections)
 
     def _next(self, patience: float | None) -> list[bytes]:
-        """The next answers; none if none arrives within that many seconds; an empty one if a rank has died."""
-        ready, _, _ = select.select(self._waiting, [], [], patience)
+        """The next answers; none if none arrives within that many seconds; an empty one if a rank has died,
+        or torchrun, without which ranks would wait for each other for long.
+        """
+        watched: list[Any] = [*self._waiting, self._torchrun_end]
+        ready, _, _ = select.select(watched, [], [], patience)
+        if self._torchrun_end in ready:
+            return [b""]
         self._waiting = [connection for connection in self._waiting if connection not in ready]
         return [client.receive(connection)[0] for connection in ready]
 
@@ -217,6 +223,7 @@ class KeptRanks:
             _wait_for(process.pid)
         for connection in self._connections:
             connection.close()
+        os.close(self._torchrun_end)
         self._folder.cleanup()
         cost.count_processes([])
 

@@ -262,6 +262,8 @@ def test_a_gate_ends_the_run_with_everything_kept_and_a_report_and_without_it_th
     run = project.folder / "results" / "mini"
     assert json.loads((run / "stopped.json").read_text())["round"] == rloo_pipeline.open_run(run).config.rounds == 2
     assert not (run / "rounds" / "00003").exists()
+    planned = project.snakemake("changes.json", "--dry-run", plain=False, gates=STOP).stdout
+    assert "a gate ended it after round 2; later rounds run only if it lets them" in planned
     assert project.files("[prt]*/**/*") == before
     assert (run / "report.html").stat().st_mtime > (run / "stopped.json").stat().st_mtime
     assert project.snakemake("changes.json", "--cores", "1", gates=STOP).returncode == 0

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import yaml
@@ -23,20 +24,25 @@ TASK = {
 }
 
 
+def data_of_sums(folder: Path) -> dict:
+    """The keys of a task with five sums."""
+    rows = [{"question": f"{n}+{n}", "answer": str(2 * n)} for n in range(100, 105)]
+    (folder / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return {"dataset_kwargs": {"data_files": {"test": str(folder / "sums.jsonl")}}}
+
+
 @pytest.mark.long
 def test_tasks_of_lm_eval_run_on_a_policy(tmp_path, tiny_model) -> None:
-    rows = [{"question": f"{n}+{n}", "answer": str(2 * n)} for n in range(100, 105)]
-    (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    data = {"dataset_kwargs": {"data_files": {"test": str(tmp_path / "sums.jsonl")}}}
-    (tmp_path / "sums.yaml").write_text(yaml.safe_dump(TASK | data))
+    (tmp_path / "sums.yaml").write_text(yaml.safe_dump(TASK | data_of_sums(tmp_path)))
     harness = {"include_path": str(tmp_path), "max_model_len": 64, "apply_chat_template": True}
     shorter = {"task": "sums", "generation_kwargs": {**TASK["generation_kwargs"], "max_gen_toks": 2}}
     model = shutil.copytree(tiny_model, tmp_path / "model")
     template = model / "chat_template.jinja"
     wrong = "enable_thinking != true or style != 'short' or strftime_now('%Y') != '2024'"
+    wrong = f"{wrong} or messages[0]['content'] != 'Add.'"
     needs = f"{{% if {wrong} %}}{{{{ raise_exception('no variables') }}}}{{% endif %}}"
     template.write_text(needs + template.read_text())
-    variables = {"chat_template_kwargs": {"enable_thinking": True, "style": "short"}}
+    variables = {"chat_template_kwargs": {"enable_thinking": True, "style": "short"}, "system_prompt": "Add."}
     evaluation = {"harness": {"tasks": [shorter], **harness}}
     run = Round(tmp_path / "run", model, seed=2**70, evaluation=evaluation, dataset=variables)
     output = run.run / "evaluation" / "final" / "harness.json"
@@ -55,4 +61,17 @@ def test_a_task_that_is_not_there_gives_a_one_line_error(tmp_path, tiny_model) -
     outcome = rloo("stage-harness", "--output", run.run / "harness" / "tasks.json")
     assert outcome.returncode == 1
     assert "evaluation.harness.tasks: no_such_task cannot be loaded" in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+
+
+def test_a_task_that_scores_given_answers_is_refused_with_thinking(tmp_path, tiny_model) -> None:
+    kept = {key: TASK[key] for key in ("dataset_path", "test_split", "doc_to_text")}
+    choices = {"task": "pick", "output_type": "multiple_choice", "doc_to_target": 0, "doc_to_choice": ["1", "2"]}
+    scored = kept | choices | data_of_sums(tmp_path)
+    evaluation = {"harness": {"tasks": [scored], "apply_chat_template": True}}
+    dataset = {"chat_template_kwargs": {"enable_thinking": True}}
+    run = Round(tmp_path / "run", tiny_model, evaluation=evaluation, dataset=dataset)
+    outcome = rloo("stage-harness", "--output", run.run / "harness" / "tasks.json")
+    assert outcome.returncode == 1
+    assert "evaluation.harness.tasks: pick scores given answers, which leaves no room for thinking" in outcome.stderr
     assert "Traceback" not in outcome.stderr

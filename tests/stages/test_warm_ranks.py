@@ -79,6 +79,14 @@ def test_two_ranks_that_stay_write_the_bytes_of_ranks_that_start_in_each_update(
     same_bytes(warm, cold)
 
 
+def test_ranks_that_have_lost_torchrun_are_ended(warm, monkeypatch) -> None:
+    update(warm, 1, monkeypatch)
+    kept_ranks._kept._torchrun.kill()
+    with pytest.raises(IncompatibleEngine):
+        update(warm, 2, monkeypatch)
+    assert kept_ranks._kept is None
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("during", [False, True])
 def test_a_rank_killed_between_two_updates_or_in_one_changes_no_byte(warm, cold, monkeypatch, during) -> None:

@@ -6,6 +6,7 @@ import inspect
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 from functools import partial
@@ -119,6 +120,16 @@ def test_a_read_only_results_folder_gives_a_one_line_error() -> None:
         raise FileNotFoundError(errno.ENOENT, "No such file", "x")
     of_network = RuntimeError("NCCL error: Call to ibv_reg_mr_iova2 failed with error Input/output error")
     assert explain(of_network).startswith("unexpected RuntimeError: NCCL error")
+
+
+@pytest.mark.parametrize("word", ["--help", "status"])
+def test_a_reader_of_the_output_that_has_ended_is_no_error(word, tmp_path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "rloo_pipeline", word]
+    outcome = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, cwd=tmp_path, check=False)
+    os.close(write)
+    assert (outcome.returncode, outcome.stderr) == (128 + signal.SIGPIPE, b"")
 
 
 def test_a_log_that_cannot_be_written_is_one_line(tmp_path) -> None:

@@ -392,7 +392,7 @@ def test_the_page_says_which_round_was_chosen_and_which_rows_served_for_what(tmp
     write_json(run / "test" / str(config.seed) / "summary.json", final | {"evaluated": "test"})
     only = config.only("report")
     text = page_words(run, only)
-    assert "Of 2 policies, that of round 20 has the best pass@1 on dataset.dev: 71.2%" in text
+    assert "Of 2 policies, that of round 20 is the first with the best pass@1 on dataset.dev: 71.2%" in text
     assert f"It alone was evaluated on dataset.eval: {final['accuracy']:.1%} of its answers" in text
     evaluations = [read_json(file) for file in run.glob("evaluation/*/summary.json")]
     parts = [part for evaluation in (*evaluations, final) for part in (evaluation, evaluation["greedy"])]

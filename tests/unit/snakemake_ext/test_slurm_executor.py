@@ -96,6 +96,15 @@ def test_jobs_that_ended_are_reported_and_the_others_kept(clock) -> None:
     assert executor.calls == [("success", "1"), ("error", "2")]
 
 
+def test_it_is_said_once_that_slurm_does_not_answer_until_it_has_answered(clock) -> None:
+    executor = Jobs([None, None, {"1": "RUNNING"}, None])
+    said = []
+    for _ in range(4):
+        assert active(executor, job_info("1")) == ["1"]
+        said.append(len(executor.calls))
+    assert said == [1, 1, 1, 2]
+
+
 def test_a_cancelled_job_is_not_submitted_again(clock) -> None:
     executor, job = Jobs([{"1": "CANCELLED by 1000"}]), job_info("1")
     assert active(executor, job) == []

@@ -7,7 +7,7 @@ import yaml
 from helpers import GSM8K, ROOT, gsm8k_rows, merged, needs_gsm8k
 
 from rloo_pipeline.config.loading import validate
-from rloo_pipeline.stages.harness import load_tasks, section_of
+from rloo_pipeline.stages.harness import load_tasks
 
 pytestmark = needs_gsm8k
 
@@ -29,12 +29,12 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Any:
     data = {part: str(GSM8K / f"{part}.jsonl") for part in ("train", "test")}
     local = {"task": name, "dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": data}}
     laid_over["evaluation"]["harness"]["tasks"] = [local]
-    section = section_of(validate(laid_over, " ".join(files)))
+    config = validate(laid_over, " ".join(files))
     with pytest.MonkeyPatch.context() as patch:
         import datasets
 
         patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
-        [task] = load_tasks(section)[1].values()
+        [task] = load_tasks(config)[1].values()
     return task
 
 
