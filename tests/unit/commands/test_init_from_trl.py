@@ -623,8 +623,10 @@ def test_a_number_of_tool_calls_without_tools_has_no_effect_as_in_trl() -> None:
 
 
 def test_what_another_value_stands_for_is_told() -> None:
-    _, output = project(SMALL.format(options="max_grad_norm=None, generation_kwargs={'do_sample': False}"))
+    options = "max_grad_norm=None, generation_kwargs={'do_sample': False}, activation_checkpointing=True"
+    _, output = project(SMALL.format(options=options))
     assert "update.max_grad_norm" in output
+    assert "activation_checkpointing: true" in output[: output.index("Without a counterpart")], "of transformers 5.24"
     assert "1e+09: no clipping" in output
     assert "completions are always sampled here" in output
 

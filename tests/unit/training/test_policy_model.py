@@ -132,16 +132,17 @@ def test_a_policy_has_the_generation_defaults_that_its_model_came_with(
     weight_files.write_together(model, policy)
     assert defaults.items() <= json.loads((policy / "generation_config.json").read_text()).items()
     assert file == "config.json" or (policy / file).read_bytes() == (folder / file).read_bytes()
+    again = policy_model.load(Policy(policy), "float32")
+    assert again.generation_config.to_dict() == model.generation_config.to_dict()
     if valid:
         model.save_pretrained(tmp_path / "plain")
         (tmp_path / "plain" / file).unlink()
         for written in (tmp_path / "plain").iterdir():
             assert written.read_bytes() == (policy / written.name).read_bytes(), written.name
     else:
+        model.generation_config.max_length = 7  # newer releases let pass what is as it was read
         with pytest.raises(ValueError, match="GenerationConfig is invalid"):
             model.save_pretrained(tmp_path / "plain")
-    again = policy_model.load(Policy(policy), "float32")
-    assert again.generation_config.to_dict() == model.generation_config.to_dict()
 
 
 def test_parameters_that_a_model_does_not_train_stay_so_if_ranks_share_it(tiny_model, monkeypatch) -> None:
