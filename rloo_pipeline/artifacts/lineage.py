@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.artifacts.files import SEAL
-from rloo_pipeline.artifacts.manifest import MANIFEST
+from rloo_pipeline.artifacts.manifest import MANIFEST, Manifest
 from rloo_pipeline.errors import UserError, one_line, raise_unless_missing
 from rloo_pipeline.runtime.reproducible import CARD
 
@@ -195,9 +195,9 @@ def check_metrics(file: Path, content: Mapping[str, object]) -> None:
         raise UserError(f"{file}: not the metrics of the update that wrote {table}; {REMEDY}")
 
 
-def of_policy(seed: int, parent: Path, digest: str, cards: Mapping[str, str]) -> dict[str, Any]:
-    """Facts for the manifest of a policy that was trained from the policy `parent`, which has this digest."""
-    return {"seed": seed, "assets": facts_of(parent).get("assets"), "parent": digest, **cards}
+def of_policy(seed: int, parent: Manifest | None, digest: str, cards: Mapping[str, str]) -> dict[str, Any]:
+    """Facts for the manifest of a policy that was trained from the one with this manifest and digest."""
+    return {"seed": seed, "assets": parent and parent.about.get("assets"), "parent": digest, **cards}
 
 
 def cards_of(inputs: Iterable[Path]) -> dict[str, str]:

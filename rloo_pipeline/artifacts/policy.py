@@ -275,15 +275,19 @@ class Policy:
         return special_ids(self.tokenizer)
 
     @cached_property
+    def manifest(self) -> Manifest | None:
+        """The result of `verify` for all files, which are read once."""
+        return self.verify()
+
+    @cached_property
     def digest(self) -> str:
         """Digest of weights and configuration; tables have it as `policy` in their footers.
 
         Raises:
             UserError: `verify` fails, or it is not the policy that its round has trained.
         """
-        manifest = self.verify()
-        if manifest:
-            found = _digest(manifest.digests)
+        if self.manifest:
+            found = _digest(self.manifest.digests)
             lineage.check_policy(self.folder, found)
             return found
         return _digest({file.name: digest_of(file) for end in DECIDING for file in self.folder.glob(f"*{end}")})

@@ -79,7 +79,7 @@ def update(
         say(round_training.summary(metrics, trained.seconds) + _share_of_peak(config, engine, trained))
     cards = lineage.cards_of([*inputs.rollouts[:1], *inputs.reference[:1], *inputs.teacher[:1]])
     cards |= reproducible.card(config.reproducible, "trainer")
-    made_from = lineage.of_policy(config.seed, start.folder, digest, cards)
+    made_from = lineage.of_policy(config.seed, start.manifest, digest, cards)
     on_nodes = config.node_folder is not None and not config.keeps(round_)
     policy_digest = engine.save_policy(outputs.policy, on_nodes, **made_from)
     about = {"round": round_, "policy": policy_digest, "seed": config.seed}

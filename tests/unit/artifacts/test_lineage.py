@@ -133,12 +133,15 @@ def test_a_policy_that_this_run_did_not_train_is_refused(tmp_path) -> None:
 
 def test_facts_are_not_left_out_because_the_file_system_fails(tmp_path, monkeypatch) -> None:
     """The manifest of the next policy would lack what its readers compare."""
-    write_policy(tmp_path / "policy", "own", assets="0" * 64)
-    assert lineage.of_policy(1, tmp_path / "policy", "1" * 64, {})["assets"] == "0" * 64
+    folder = tmp_path / "policies" / "00001"
+    write_policy(folder, "own", assets="0" * 64)
+    assert lineage.of_policy(1, Policy(folder).manifest, "1" * 64, {})["assets"] == "0" * 64
     for code, told in ((errno.ESTALE, "the file system failed"), (errno.ENOTCONN, "Transport endpoint")):
         monkeypatch.setattr(Path, "read_text", Mock(side_effect=OSError(code, os.strerror(code))))
-        with pytest.raises(UserError, match=f"^{tmp_path / 'policy'}: {told}"):
-            lineage.of_policy(1, tmp_path / "policy", "1" * 64, {})
+        with pytest.raises(UserError, match=f"^{folder}: {told}"):
+            lineage.facts_of(folder)
+        with pytest.raises(OSError, match=os.strerror(code)):
+            Policy(folder).manifest
 
 
 def test_metrics_of_another_update_are_refused(tmp_path) -> None:

@@ -63,8 +63,8 @@ def test_a_stage_refuses_what_another_kind_of_card_has_made(tmp_path, monkeypatc
     assert stage_options.card_facts(Config.model_validate(mini(reproducible=True)), "score") == {}, "it has no engine"
 
 
-def test_the_facts_of_a_policy_name_the_cards_of_its_round(tmp_path) -> None:
-    facts = lineage.of_policy(0, tmp_path, "abc", {"sampler_card": "NVIDIA H100"})
+def test_the_facts_of_a_policy_name_the_cards_of_its_round() -> None:
+    facts = lineage.of_policy(0, None, "abc", {"sampler_card": "NVIDIA H100"})
     assert facts["sampler_card"] == "NVIDIA H100"
 
 
