@@ -20,7 +20,7 @@ def braces(path: str | None) -> Iterator[str]:
 class ModelSource(Section):
     """A local folder, a Hub id, or a function that builds a model."""
 
-    USED_WITH = {"name_or_path": ("revision",), "build": ("build_options",)}
+    USED_WITH = {"name_or_path": ("revision",)}
 
     name_or_path: str | None = None
     """Hub id or local folder of a causal language model with safetensors weights and a tokenizer. Give this or `build`.

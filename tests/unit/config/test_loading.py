@@ -107,7 +107,6 @@ WITHOUT_EFFECT = {
     "algorithm={preset: cispo, epsilon: 0.3}": "epsilon has no effect with clip: cispo",
     "algorithm={preset: dr_grpo, loss: 'a.py:f', delta: 2}": "delta has no effect with your own loss",
     "model={revision: main}": "model: revision has no effect without name_or_path",
-    "model={build: null, name_or_path: m}": "model: build_options has no effect without build",
     "dataset={train: {split: test}}": "dataset.train: split has no effect without name",
     "dataset={select: {weights: online, num_generations: 4}}": "num_generations has no effect with weights: online",
     "warmstart={sft: {lr_scheduler_type: constant, min_lr_ratio: 0.2}}": "min_lr_ratio has no effect with a const",
