@@ -17,6 +17,7 @@ import os
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -335,9 +336,17 @@ def _text(policy: Policy, params: SamplingParams, prompt_ids: list[int], ids: li
     request: Any = SimpleNamespace(
         request_id="", prompt_token_ids=prompt_ids, prompt_embeds=None, sampling_params=params
     )
-    detokenizer: Any = IncrementalDetokenizer.from_new_request(tokenizer, request)
+    detokenizer: Any = IncrementalDetokenizer.from_new_request(_cached(tokenizer), request)
     detokenizer.update(shown, stop_terminated=False)
     return str(detokenizer.output_text)
+
+
+@lru_cache(maxsize=1)
+def _cached(tokenizer: Any) -> Any:
+    """A tokenizer as vLLM holds it: one in Python would make its list of special tokens anew for each token."""
+    from vllm.tokenizers.hf import get_cached_tokenizer
+
+    return get_cached_tokenizer(tokenizer)
 
 
 def _byte_text(tokenizer: Any, prompt_ids: list[int], ids: list[int], skip_special: bool) -> str | None:

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tokenizers import AddedToken
+from transformers import ByT5Tokenizer
 
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.tables import EXPERTS, WITH_EXPERTS
@@ -89,6 +90,21 @@ def test_the_text_of_bytes_in_one_call_is_vllms_token_by_token() -> None:
         at_once += text is not None and "\ufffd" in text
     assert at_once > 100, "texts with broken characters are among them"
     assert _byte_text(character_tokenizer(), [5], [5], False) is None
+
+
+def test_a_tokenizer_in_python_lists_its_special_tokens_once_and_not_for_each_token(tmp_path) -> None:
+    listed = []
+
+    class Listed(ByT5Tokenizer):
+        @property
+        def all_special_tokens(self) -> list[str]:
+            listed.append(1)
+            return super().all_special_tokens
+
+    policy = Policy(tmp_path)
+    vars(policy).update(tokenizer=Listed(extra_ids=0), stop_ids=[1])
+    assert sampled(policy, "12345678" * 10, "length") == "12345678" * 10
+    assert len(listed) < 20
 
 
 def test_a_sampled_token_takes_8_bytes_and_not_those_of_objects(policy) -> None:
