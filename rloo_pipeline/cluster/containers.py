@@ -98,7 +98,7 @@ def prepare(config: Config, image: str, in_job: bool = False) -> None:
             here.
 
     Raises:
-        UserError: Apptainer cannot bind a folder.
+        UserError: Apptainer cannot bind a file or folder.
     """
     inherited = os.environ.get("APPTAINER_BIND", "").split(",")
     if in_job:
@@ -107,15 +107,16 @@ def prepare(config: Config, image: str, in_job: bool = False) -> None:
     if not Path(os.environ.setdefault("TMPDIR", tempfile.gettempdir())).is_dir():
         del os.environ["TMPDIR"]  # a folder of the node that submitted the job, which does not exist on this one
     os.environ.update(cache_folders)
-    folders = [*cache_folders.values(), os.environ.get("TMPDIR"), *_outside_folders(config)]
-    # Apptainer's escapes do not help: with one, it leaves out the binds that follow
-    package = str(Path(__file__).parent.parent)
-    if odd := next((name for name in (*filter(None, folders), package) if re.search("[,:]", name)), None):
-        raise UserError(f"{odd}: Apptainer cannot bind a folder with a comma or a colon in its name; rename it")
+    paths = [*cache_folders.values(), os.environ.get("TMPDIR"), *_outside_folders(config)]
+    named = (os.environ.get(name, "") for name in CERTIFICATES)
+    paths += [str(Path(file).absolute()) for file in named if Path(file).is_file()]
+    read_only = {str(Path(__file__).parent.parent): PACKAGE}
     if "://" not in image and not (file := Path(image).resolve()).is_relative_to(Path.cwd().resolve()):
-        folders.append(f"{file}:{file}:ro")  # the report records the image
-    certificates = [os.environ[name] for name in CERTIFICATES if Path(os.environ.get(name, "")).is_file()]
-    binds = [*inherited, *folders, *certificates, f"{package}:{PACKAGE}:ro"]
+        read_only[str(file)] = str(file)  # the report records the image
+    # Apptainer's escapes do not help: with one, it leaves out the binds that follow
+    if odd := next((path for path in (*filter(None, paths), *read_only) if re.search("[,:]", path)), None):
+        raise UserError(f"{odd}: Apptainer cannot bind a path with a comma or a colon in it; rename it")
+    binds = [*inherited, *paths, *(f"{path}:{inside}:ro" for path, inside in read_only.items())]
     os.environ["APPTAINER_BIND"] = ",".join(dict.fromkeys(filter(None, binds)))
     if devices.has_gpu():
         os.environ.setdefault("APPTAINER_NV", "1")

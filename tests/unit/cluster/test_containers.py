@@ -221,8 +221,10 @@ def test_certificates_of_the_host_are_bound_if_they_exist(project, tmp_path_fact
     containers.prepare(config(), "images/x.sif")
     assert str(certificates) not in binds()
     certificates.touch()
+    (project / "own.crt").touch()
+    os.environ["REQUESTS_CA_BUNDLE"] = "own.crt"  # Apptainer starts nothing with a relative bind
     containers.prepare(config(), "images/x.sif")
-    assert str(certificates) in binds()
+    assert {str(certificates), str(project / "own.crt")} < {*binds()}
 
 
 def test_what_engines_compile_is_kept_for_an_image_on_a_kind_of_card(project, monkeypatch) -> None:
@@ -265,11 +267,17 @@ def test_folders_in_the_configuration_are_bound(project, tmp_path_factory) -> No
 
 
 @pytest.mark.parametrize("name", ["lr=1e-6,seed=1", "run:1"])
-def test_a_folder_that_apptainer_cannot_bind_is_refused(project, tmp_path_factory, name) -> None:
-    model = tmp_path_factory.mktemp("models") / name
-    model.mkdir()
-    with pytest.raises(UserError, match=f"^{model}: Apptainer cannot bind a folder with a comma or a colon"):
-        containers.prepare(config(model={"build": None, "name_or_path": str(model)}), "images/x.sif")
+def test_a_path_that_apptainer_cannot_bind_is_refused(project, tmp_path_factory, name) -> None:
+    odd = tmp_path_factory.mktemp("models") / name
+    odd.mkdir()
+    with pytest.raises(UserError, match=f"^{odd}: Apptainer cannot bind a path with a comma or a colon"):
+        containers.prepare(config(model={"build": None, "name_or_path": str(odd)}), "images/x.sif")
+    with pytest.raises(UserError, match=f"^{odd}/x.sif: Apptainer cannot bind a path"):
+        containers.prepare(config(), f"{odd}/x.sif")
+    (odd / "ca.crt").touch()
+    os.environ["SSL_CERT_FILE"] = f"{odd}/ca.crt"
+    with pytest.raises(UserError, match=f"^{odd}/ca.crt: Apptainer cannot bind a path"):
+        containers.prepare(config(), "images/x.sif")
 
 
 def test_what_links_lead_to_is_bound(project, tmp_path_factory) -> None:
