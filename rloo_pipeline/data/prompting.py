@@ -27,6 +27,8 @@ TEMPLATE_SECONDS = 10.0
 """Time limit for one prompt in a chat template, which comes with the model and may loop forever."""
 DATE = datetime(2024, 7, 26)
 """Today's date for chat templates, since no prompt may depend on the clock; the default of Llama 3.1 and 3.2."""
+TEXTS = ("text", "thinking")
+"""Types of the parts of messages that templates write; templates of Mistral's reasoning models know the second."""
 MOST_CHARACTERS = 10_000_000
 """Maximum length of a prompt in characters; tokenizing takes 80 bytes of memory for each."""
 
@@ -126,12 +128,14 @@ def _check_contents(messages: Sequence[dict[str, Any]], shows_images: bool, path
             raise UserError(
                 f"{path}: a message of the role '{message['role']}' has no content; write it, or drop the row"
             )
-        parts = content if isinstance(content, list) else []
-        kinds = [part.get("type", "text") for part in parts if isinstance(part, dict)]
-        if not shows_images and (unseen := next((kind for kind in kinds if kind != "text"), None)):
+        parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+        kinds = (str(kind) for part in parts for kind in ([part["type"]] if "type" in part else part))
+        unseen = next((kind for kind in kinds if kind not in TEXTS and not (shows_images and "image" in kind)), None)
+        if unseen is not None:
+            column = "give images in a column of their own, and name it in dataset.image_column"
             raise UserError(
-                f"{path}: a message has a part of the type '{unseen}', which the model would not see; give images in a "
-                "column of their own, and name it in dataset.image_column"
+                f"{path}: a message has a part of the type '{unseen}', which the model would not see; "
+                + (column if "image" in unseen else "write it as text, or drop the row")
             )
 
 

@@ -352,6 +352,12 @@ def dataset(**changes) -> Dataset:
             {"prompt": [{"role": "user", "content": [{"type": "image"}]}]},
             "a message has a part of the type 'image', ",
         ),
+        ({}, {"prompt": [{"role": "user", "content": [{"image": "a.png"}]}]}, "'image', .*dataset.image_column"),
+        (
+            {"image_column": "image"},
+            {"prompt": [{"role": "user", "content": [{"type": "video"}]}], "image": None},
+            "a part of the type 'video', which the model would not see; write it as text, or drop the row",
+        ),
     ],
 )
 def test_a_row_without_a_valid_prompt_is_an_error(changes, row, message) -> None:
@@ -362,7 +368,8 @@ def test_a_row_without_a_valid_prompt_is_an_error(changes, row, message) -> None
 def test_images_of_messages_need_a_column_and_texts_in_parts_do_not() -> None:
     seen = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "1"}]}]
     assert prompt_of({"prompt": seen, "image": None}, dataset(image_column="image"), "x") == seen
-    assert prompt_of({"prompt": [{**seen[0], "content": seen[0]["content"][1:]}]}, dataset(), "x")
+    texts = [{"type": "thinking", "thinking": "2"}, seen[0]["content"][1]]
+    assert prompt_of({"prompt": [{**seen[0], "content": texts}]}, dataset(), "x")
 
 
 def test_a_message_of_a_prompt_with_calls_may_lack_a_text() -> None:
