@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.config import Config
-from rloo_pipeline.data.prompting import DATE, date_of, guard, render
+from rloo_pipeline.data.prompting import DATE, guard, render
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.user_code.completion_text import THINK_START
 
@@ -64,7 +64,8 @@ class TemplateLint:
         yield from dropped
         yield from self._unread_variables(chats[0])
         yield from self._generation_prompt(chats[0])
-        if date_of(self.tokenizer):
+        variables = self.config.dataset.chat_template_kwargs | {"strftime_now": lambda _: WORD}
+        if WORD in (self._render(chats[0], variables) or ""):
             date = f"{DATE:%d %B %Y}, in every run"
             yield TemplateFinding(f"the chat template writes the date; here it is {date}", problem=False)
         if not dropped:

@@ -19,7 +19,9 @@ DEVELOPER = {"role": "developer", "content": "Be brief."}
 TRL_TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 
 
-def findings(template: str, *chats: list[dict[str, str]], rewards=("rewards.py:mine",), **dataset: object) -> list[str]:
+def findings(
+    template: str, *chats: list[dict[str, str]], rewards=("rewards.py:mine",), problem=True, **dataset: object
+) -> list[str]:
     tokenizer = character_tokenizer(4096, (), "".join(map(chr, range(32, 127))))
     tokenizer.chat_template = template
     sources = {"train": {"path": "a.jsonl"}, "eval": {"path": "b.jsonl"}}
@@ -30,7 +32,7 @@ def findings(template: str, *chats: list[dict[str, str]], rewards=("rewards.py:m
     lint = TemplateLint(config, tokenizer, [tokenizer.eos_token_id])
     if not chats:
         return [finding.message for finding in lint.findings(["a string"])]
-    return [finding.message for finding in lint.findings([*chats, "a string"]) if finding.problem]
+    return [finding.message for finding in lint.findings([*chats, "a string"]) if finding.problem is problem]
 
 
 def asked(text: str) -> list[dict[str, str]]:
@@ -112,6 +114,13 @@ def test_strings_for_a_model_with_a_chat_template_get_a_note_unless_they_come_fr
     [note] = findings(PLAIN)
     assert note.endswith("set dataset.user_prompt: '{prompt}'")
     assert findings(PLAIN, split_special_tokens=False) == []
+
+
+def test_a_date_that_the_template_writes_gets_a_note_unless_a_variable_replaces_it() -> None:
+    template = PLAIN + "{{ date_string or strftime_now('%Y') }}"
+    [note] = findings(template, *TWO, problem=False)
+    assert "26 July 2024" in note
+    assert findings(template, *TWO, problem=False, chat_template_kwargs={"date_string": "1 Jan 2000"}) == []
 
 
 def test_a_template_whose_answers_follow_the_prompt_at_once_needs_no_generation_prompt() -> None:
