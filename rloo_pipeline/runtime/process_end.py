@@ -3,6 +3,7 @@
 Linux before 5.3, as on RHEL 8, has no pidfd_open, and a Python that was built there does not know it.
 """
 
+import contextlib
 import os
 import threading
 import time
@@ -31,7 +32,8 @@ def readable_after(pid: int) -> int:
 def _watch(pid: int, writer: int) -> None:
     while _is_alive(pid):
         time.sleep(POLL)
-    os.write(writer, b"\0")  # closing it is not enough, since forked processes have it open too
+    with contextlib.suppress(BrokenPipeError):  # no one waits any more
+        os.write(writer, b"\0")  # closing it is not enough, since forked processes have it open too
     os.close(writer)
 
 

@@ -4,6 +4,7 @@ import errno
 import os
 import select
 import subprocess
+import threading
 
 import pytest
 
@@ -19,6 +20,8 @@ def test_a_file_can_be_read_after_the_end_of_a_process_and_not_before(monkeypatc
     def unknown(_: int) -> int:
         raise error
 
+    failed: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
     if error:
         monkeypatch.setattr(os, "pidfd_open", unknown)
     with subprocess.Popen(["sleep", "600"]) as process:
@@ -27,3 +30,10 @@ def test_a_file_can_be_read_after_the_end_of_a_process_and_not_before(monkeypatc
         process.kill()  # it stays a zombie until its parent asks
         assert select.select([file], [], [], 60)[0] == [file]
         os.close(file)
+    with subprocess.Popen(["sleep", "600"]) as process:
+        os.close(process_end.readable_after(process.pid))
+        process.kill()
+    for thread in threading.enumerate():
+        if "_watch" in thread.name:
+            thread.join()
+    assert failed == [], "a file that nobody reads is no error"
