@@ -159,7 +159,7 @@ def _without_fill(rows: list[Row]) -> list[Row]:
     """
     for row in rows:
         for name, value in row.items():
-            if are_messages(value):
+            if are_messages(value) and any({"content", "tool_calls"} & message.keys() for message in value):
                 row[name] = _without_nulls(value)
     return rows
 

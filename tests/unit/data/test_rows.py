@@ -283,7 +283,7 @@ def test_calls_of_tools_have_their_own_arguments_alone(tmp_path) -> None:
         return {"role": "assistant", "tool_calls": [{"function": {"name": "tool", "arguments": arguments}}]}
 
     messages = [call(city="Rome"), {"role": "tool", "name": "tool", "content": "1"}, call(days=[1, None])]
-    rows = [{"completion": messages, "other": [{"a": None, "b": 1}]}]
+    rows = [{"completion": messages, "other": [{"a": None, "b": 1}], "guests": [{"role": "cook", "age": None}]}]
     filled = pa.Table.from_pylist(rows)
     pq.write_table(filled, tmp_path / "a.parquet")
     (tmp_path / "a.jsonl").write_text(json.dumps(filled.to_pylist()[0]))
