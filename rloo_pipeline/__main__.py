@@ -3,7 +3,6 @@ otherwise in this process.
 """
 
 import os
-import select
 import signal
 import sys
 from io import TextIOWrapper
@@ -29,11 +28,11 @@ def main() -> None:
     except KeyboardInterrupt:
         raise SystemExit(130) from None  # Ctrl-C; Snakemake says how to continue
     except BrokenPipeError:
-        output = select.poll()
-        output.register(1, 0)
-        if not output.poll(0):  # it is another pipe
+        from rloo_pipeline.runtime import output
+
+        if output.has_reader():  # it is another pipe
             raise
-        os._exit(128 + signal.SIGPIPE)  # the reader has ended, as in `rloo status | head -1`
+        os._exit(128 + signal.SIGPIPE)
     if code is not None:
         raise SystemExit(code)
 

@@ -12,7 +12,7 @@ from rloo_pipeline.cli import after_run, before_run, during_run, stages
 from rloo_pipeline.cli.command import Command, RlooParser, option
 from rloo_pipeline.cluster import nodes
 from rloo_pipeline.errors import UserError, explain
-from rloo_pipeline.runtime import cost, environment, progress, ranks
+from rloo_pipeline.runtime import cost, environment, output, progress, ranks
 
 
 def _worker(arguments: argparse.Namespace) -> None:
@@ -100,8 +100,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         fence.release(done=True)
         cost.end()
     except (Exception, KeyboardInterrupt) as error:
-        if isinstance(error, BrokenPipeError) and not arguments.log:
-            raise  # most likely of a reader such as `head`
+        if isinstance(error, BrokenPipeError) and not output.has_reader():
+            raise
         hint = ""
         if logging.getLogger().handlers:  # there is a log, and it could be opened
             logging.getLogger("traceback").error("traceback of the error:", exc_info=error)

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import select
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,13 @@ class _PrintableFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
+
+
+def has_reader() -> bool:
+    """False if standard output is a pipe whose reader has ended, as in `rloo status | head -1`."""
+    pipe = select.poll()
+    pipe.register(1, 0)
+    return not pipe.poll(0)
 
 
 @contextlib.contextmanager

@@ -132,6 +132,16 @@ def test_a_reader_of_the_output_that_has_ended_is_no_error(word, tmp_path) -> No
     assert (outcome.returncode, outcome.stderr) == (128 + signal.SIGPIPE, b"")
 
 
+def test_another_pipe_that_breaks_is_a_one_line_error(monkeypatch, capsys) -> None:
+    def break_(_: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(main, "parser", lambda: Mock(parse=lambda _: Mock(log=None, command=break_)))
+    code, _, err = outcome(["status"], capsys)
+    assert (code, err.count("\n")) == (1, 1)
+    assert "Broken pipe" in err
+
+
 def test_a_log_that_cannot_be_written_is_one_line(tmp_path) -> None:
     command = [
         sys.executable,
