@@ -174,8 +174,8 @@ def _describe_mask(
         return None
     description = torch.tensor(local_size or 0)
     if local_size is not None and not use_vmap:
-        first, query, key = torch.tensor([0, local_size, 1])
-        window = bool(mask_function(first, first, query, key))  # query `size` is the first of the second chunk
+        first, before = torch.tensor([0, -1])  # `before` is in another chunk; as indices, a row of any length has both
+        window = bool(mask_function(first, first, first, before))
         setattr(description, DESCRIPTION, Local(local_size, chunked=not window))
     return description
 

@@ -81,7 +81,7 @@ def _few_vision_layers(config: Any) -> None:
         part.out_hidden_size = config.get_text_config().hidden_size
     if hasattr(config, "mm_tokens_per_image"):  # two by two tokens, each with as many patches as before
         patches = part.image_size // part.patch_size // int(config.mm_tokens_per_image**0.5)
-        part.image_size, config.mm_tokens_per_image = 2 * patches * part.patch_size, 4
+        part.image_size, config.mm_tokens_per_image = 2 * max(patches, 1) * part.patch_size, 4
     names = placeholders(config)
     for token, name in enumerate(names, config.get_text_config().vocab_size - len(names)):
         setattr(config, name, token)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from models import SIZES
-from transformers import Llama4TextConfig, LlamaConfig
+from transformers import Gemma3Config, Llama4TextConfig, LlamaConfig
 from transformers.models.llama import modeling_llama
 
 from rloo_pipeline.artifacts import model_files
@@ -83,6 +83,12 @@ def test_each_kind_of_layer_is_in_the_copy() -> None:
     copy = small.shrink(config, small.Shrink.HEADS)
     assert (copy.num_hidden_layers, copy.layer_types) == (5, config.layer_types[:5])
     assert config.num_hidden_layers == 9
+
+
+def test_a_model_whose_images_have_fewer_patches_than_tokens_has_a_copy_for_text() -> None:
+    config = Gemma3Config(mm_tokens_per_image=256, vision_config={"image_size": 224, "patch_size": 16})
+    copy = small.shrink(config, small.Shrink.HEADS)
+    assert (copy.vision_config.image_size, copy.mm_tokens_per_image) == (32, 4)
 
 
 LLAMA = {key: value for key, value in SIZES.items() if key != "attn_implementation"}

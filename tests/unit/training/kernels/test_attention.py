@@ -101,13 +101,12 @@ def test_values_may_have_heads_of_another_size(short, monkeypatch) -> None:
     assert equal(packed(*heads(12)), one_by_one(*heads(12)))
 
 
-def described(size: int, chunked: bool = False, length: int = 60) -> torch.Tensor | None:
+def described(size: int, chunked: bool = False, length: int = 60, **rules) -> torch.Tensor | None:
     """What layers get for a mask of transformers."""
     config = LlamaConfig(sliding_window=size, attention_chunk_size=size, attn_implementation=attention.NAME)
     create = create_chunked_causal_mask if chunked else create_sliding_window_causal_mask
-    return create(
-        config, torch.zeros(1, length, 8), torch.ones(1, length), None, position_ids=torch.arange(length)[None]
-    )
+    positions = torch.arange(length)[None]
+    return create(config, torch.zeros(1, length, 8), torch.ones(1, length), None, position_ids=positions, **rules)
 
 
 def eager_with(size: int | None = None, chunked: bool = False, softcap: float | None = None, s_aux=None):
@@ -141,6 +140,12 @@ def test_a_window_or_chunk_is_that_of_each_sequence_alone(chunked, size, short, 
     expected = one_by_one(*heads(), eager_with(size, chunked))
     assert not equal(packed(*heads()), expected)
     assert equal(packed(*heads(), attention_mask=described(size, chunked)), expected)
+
+
+def test_a_row_shorter_than_its_window_is_described_although_the_mask_looks_its_tokens_up() -> None:
+    """Gemma 4 Unified looks up the image that each token is a part of (-1: of none)."""
+    mask = described(8, length=2, block_sequence_ids=torch.full((1, 2), -1))
+    assert getattr(mask, attention.DESCRIPTION) == Local(8, chunked=False)
 
 
 @pytest.mark.parametrize("size", [None, 5])
