@@ -36,4 +36,4 @@ def test_a_file_can_be_read_after_the_end_of_a_process_and_not_before(monkeypatc
     for thread in threading.enumerate():
         if "_watch" in thread.name:
             thread.join()
-    assert failed == [], "a file that nobody reads is no error"
+    assert failed == [], "closing a file that nobody reads is not an error"
