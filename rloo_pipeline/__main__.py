@@ -23,8 +23,10 @@ def main() -> None:
             from rloo_pipeline.cli import main as cli
 
             signal.signal(signal.SIGINT, before)
-            cli.main()
-            sys.stdout.flush()
+            try:
+                cli.main()
+            finally:
+                sys.stdout.flush()
     except KeyboardInterrupt:
         raise SystemExit(130) from None  # Ctrl-C; Snakemake says how to continue
     except BrokenPipeError:

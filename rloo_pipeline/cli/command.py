@@ -127,6 +127,10 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are a single line, without the usage."""
 
+    def print_help(self, file: Any = None) -> None:
+        """Prints the help. Some releases of Python 3.11 hide that nobody reads it."""
+        print(self.format_help(), end="", file=file)
+
     def error(self, message: str) -> NoReturn:
         """Prints the error and exits with status 2."""
         self.exit(2, f"{self.prog}: error: {message}; see `{self.prog} --help`\n")

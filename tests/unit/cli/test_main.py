@@ -122,8 +122,10 @@ def test_a_read_only_results_folder_gives_a_one_line_error() -> None:
     assert explain(of_network).startswith("unexpected RuntimeError: NCCL error")
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("word", ["--help", "status"])
-def test_a_reader_of_the_output_that_has_ended_is_no_error(word, tmp_path) -> None:
+def test_a_reader_of_the_output_that_has_ended_is_no_error(word, unbuffered, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "rloo_pipeline", word]
