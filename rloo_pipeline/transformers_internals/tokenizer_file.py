@@ -27,7 +27,7 @@ def prepare_tokenizers() -> None:
     backend: Any = TokenizersBackend
     convert = backend.convert_to_native_format.__func__
 
-    def keep_file(cls: Any, trust_remote_code: bool = False, **arguments: Any) -> dict[str, Any]:
+    def keep_file(cls: Any, /, trust_remote_code: bool = False, **arguments: Any) -> dict[str, Any]:
         """The arguments of the class: `tokenizer_file` itself rather than what transformers would read of it."""
         return arguments if arguments.get("tokenizer_file") else convert(cls, trust_remote_code, **arguments)
 
