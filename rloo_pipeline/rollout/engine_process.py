@@ -79,7 +79,7 @@ def run(*arguments: Any, **options: Any) -> None:
     """Runs vLLM's engine process so that it ends with its parent and writes an error that ends it to LAST_WORDS."""
     end_with_parent()
     process: Any = import_module("vllm.v1.engine.core").EngineCoreProc
-    tokenizer_file.prepare_tokenizers()  # structured outputs
+    tokenizer_file.prepare_tokenizers()  # of which structured outputs make their masks
     vllm_internals.replace_ranks()
     _accept_scheduler()
     _worker_class().worker_main = staticmethod(run_worker)
