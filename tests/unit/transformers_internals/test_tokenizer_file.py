@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, models, normalizers
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.commands.reward_test import _tokenize
 from rloo_pipeline.demo.text_model import bpe_tokenizer
+from rloo_pipeline.demo.vision_model import tiny_vision_model
 
 TEXT = "Hello world, it's 1234567  lazy\n\ndogs: <think>cafe\u0301</think>"
 CLASSES = [
@@ -32,15 +33,20 @@ def write(folder: Path, class_name: str, model_type: str) -> Tokenizer:
     """
     tokenizer = bpe_tokenizer([TEXT * 2, "Hello lazy worlds 12 34"], 300, 256)
     tokenizer.save_pretrained(folder)
-    file, config = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    file = folder / "tokenizer.json"
     backend = Tokenizer.from_file(str(file))
     assert isinstance(backend.model, models.BPE)
     backend.model.ignore_merges = True
     backend.normalizer = normalizers.Replace("lazy", "Hello")
     backend.save(str(file))
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"tokenizer_class": class_name}))
+    name_class(folder, class_name)
     (folder / "config.json").write_text(json.dumps({"model_type": model_type, "vocab_size": 300}))
     return backend
+
+
+def name_class(folder: Path, class_name: str) -> None:
+    config = folder / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"tokenizer_class": class_name}))
 
 
 @pytest.mark.parametrize(("class_name", "model_type"), CLASSES)
@@ -63,6 +69,14 @@ def test_vllm_loads_the_same_tokenizer(tmp_path) -> None:
     file = write(tmp_path, "LlamaTokenizerFast", "llama")
     assert Policy(tmp_path).tokenizer
     assert get_tokenizer(str(tmp_path)).encode(TEXT, add_special_tokens=False) == file.encode(TEXT).ids
+
+
+def test_so_are_those_of_a_processor_of_images(tmp_path) -> None:
+    tiny_vision_model(tmp_path, 0)
+    name_class(tmp_path, "Qwen2Tokenizer")
+    file = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    ids = Policy(tmp_path).processor.tokenizer("red blue", add_special_tokens=False)["input_ids"]
+    assert ids == file.encode("red blue").ids
 
 
 def test_a_tokenizer_without_the_file_is_made_by_its_class(tmp_path) -> None:
