@@ -21,7 +21,7 @@ from rloo_pipeline.artifacts.manifest import digest as digest_of
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.artifacts.vision import ImageKind, ImageTokens
 from rloo_pipeline.errors import UserError, one_line, raise_disk_error
-from rloo_pipeline.transformers_internals import optional_parts
+from rloo_pipeline.transformers_internals import optional_parts, tokenizer_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -196,7 +196,7 @@ class Policy:
         Raises:
             UserError: the folder has no tokenizer, or the tokenizer has no EOS token.
         """
-        optional_parts.prepare_transformers()
+        tokenizer_file.prepare_tokenizers()
         from transformers import AutoTokenizer
 
         try:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.errors import UserError, one_line, raise_disk_error
-from rloo_pipeline.transformers_internals import optional_parts
+from rloo_pipeline.transformers_internals import optional_parts, tokenizer_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,6 +107,7 @@ def load_processor(folder: Path, hf_config: Mapping[str, Any], trust_remote_code
         UserError: the folder has none, or one that does not belong to the model.
     """
     optional_parts.prepare_processors()
+    tokenizer_file.prepare_tokenizers()
     from transformers import AutoProcessor
 
     try:

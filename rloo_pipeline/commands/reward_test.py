@@ -18,6 +18,7 @@ from rloo_pipeline.config import Reward, Source
 from rloo_pipeline.data.rows import Row, read_rows
 from rloo_pipeline.errors import UserError, did_you_mean, one_line
 from rloo_pipeline.runtime.console import Terminal
+from rloo_pipeline.transformers_internals import tokenizer_file
 from rloo_pipeline.user_code.completion_text import as_completion, text_of
 from rloo_pipeline.user_code.dispatch import WorkerPools
 from rloo_pipeline.user_code.score_batch import FunctionScores, RewardBatch, log_summary
@@ -123,6 +124,7 @@ def _completion(value: Any, prompt: Any, location: str) -> Any:
 
 def _tokenize(completions: Sequence[Any], folder: str) -> list[list[int]]:
     """Tokenizes the texts. A run uses the sampled ids, which can differ for the same text."""
+    tokenizer_file.prepare_tokenizers()
     from transformers import AutoTokenizer
 
     try:

@@ -23,6 +23,7 @@ from rloo_pipeline.artifacts.prompt_set import content_text
 from rloo_pipeline.data.plain_text import UnwritableTextError, plain_text
 from rloo_pipeline.data.prompting import date_of
 from rloo_pipeline.errors import UserError, one_line
+from rloo_pipeline.transformers_internals import tokenizer_file
 from rloo_pipeline.user_code.completion_text import after_thinking, as_completion, text_of
 from rloo_pipeline.user_code.reward_call import score_refused
 
@@ -123,6 +124,7 @@ def reward_model(
 def _load(
     path: str, revision: str | None, dtype: str | None, device: str | None, trust_remote_code: bool
 ) -> LoadedModel:
+    tokenizer_file.prepare_tokenizers()
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 

@@ -28,6 +28,7 @@ from rloo_pipeline.rollout import vllm_internals
 from rloo_pipeline.rollout.vllm_internals import SWITCH, is_separate
 from rloo_pipeline.runtime import devices, scratch
 from rloo_pipeline.runtime.output import write_as_parent
+from rloo_pipeline.transformers_internals import tokenizer_file
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -78,6 +79,7 @@ def run(*arguments: Any, **options: Any) -> None:
     """Runs vLLM's engine process so that it ends with its parent and writes an error that ends it to LAST_WORDS."""
     end_with_parent()
     process: Any = import_module("vllm.v1.engine.core").EngineCoreProc
+    tokenizer_file.prepare_tokenizers()  # of which structured outputs make their masks
     vllm_internals.replace_ranks()
     _accept_scheduler()
     _worker_class().worker_main = staticmethod(run_worker)

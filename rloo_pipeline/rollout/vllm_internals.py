@@ -30,7 +30,7 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import IncompatibleEngine, UserError, one_line
 from rloo_pipeline.runtime import devices, guard
 from rloo_pipeline.runtime.progress import announcing, say
-from rloo_pipeline.transformers_internals import optional_parts
+from rloo_pipeline.transformers_internals import optional_parts, tokenizer_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +58,7 @@ def import_vllm() -> ModuleType:
     """
     guard.require("vllm")
     with announcing("importing vLLM"):
-        optional_parts.prepare_transformers()
+        tokenizer_file.prepare_tokenizers()
         replace_ranks()
         return import_module("vllm")
 

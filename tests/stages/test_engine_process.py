@@ -1,5 +1,6 @@
 """An engine in a process of its own, as on GPUs, samples the bytes of one in this process, after swaps too."""
 
+import json
 import os
 import pickle
 import signal
@@ -14,7 +15,9 @@ from helpers import has_ended, wait_until
 
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import out_of_memory
-from rloo_pipeline.demo.character_model import tiny_qwen3
+from rloo_pipeline.config.generation import GenerationKwargs
+from rloo_pipeline.demo.character_model import tiny_qwen3, write_qwen3
+from rloo_pipeline.demo.text_model import bpe_tokenizer
 from rloo_pipeline.rollout import engine_arguments, engine_process, vllm_internals
 from rloo_pipeline.rollout.engine_arguments import EngineSettings
 from rloo_pipeline.rollout.requests import Request, SamplingConfig
@@ -118,6 +121,23 @@ def test_the_bytes_do_not_depend_on_the_process_of_the_engine_which_ends_with_th
     first, second, again = inside[: len(REQUESTS)], inside[len(REQUESTS) : -len(REQUESTS)], inside[-len(REQUESTS) :]
     assert first == again != second
     wait_until(lambda: has_ended(engine))
+
+
+def test_the_masks_of_structured_outputs_are_of_the_tokens_in_tokenizer_json(tmp_path, monkeypatch) -> None:
+    """The engine's process loads the tokenizer itself; with that of the class, no token would be a space."""
+    write_qwen3(tmp_path, 0, bpe_tokenizer(["a b"], 300, 256), **SIZES)
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"tokenizer_class": "LlamaTokenizerFast"}))
+    even = {"type": "integer", "multipleOf": 2, "minimum": 2, "maximum": 4}  # not of xgrammar, which knows this fault
+    schema = {"type": "object", "properties": {"a b": even}, "required": ["a b"], "additionalProperties": False}
+    keys = GenerationKwargs.model_validate({"structured_outputs": {"json": schema}}).for_vllm
+    monkeypatch.setattr(engine_process, "SEPARATE_ON_CPUS", True)
+    sampler = Sampler(Policy(tmp_path), EngineSettings("float32", 0.5, 1, 1), 256, 0)
+    how = SamplingConfig(1.0, 1.0, 0, None, 200, keys)
+    sampled = sampler.sample([Request([5, 9, 12], seed, how) for seed in range(8)], "completions")
+    ended = [json.loads(completion.text) for completion in sampled if completion.finish_reason == "stop"]
+    assert ended
+    assert all(each in ({"a b": 2}, {"a b": 4}) for each in ended)
 
 
 def test_what_ended_the_process_of_an_engine_is_the_error(tmp_path, monkeypatch) -> None:

@@ -1,0 +1,34 @@
+"""Makes transformers load a tokenizer as its tokenizer.json describes it.
+
+transformers takes only the vocabulary, the merges and the added tokens from tokenizer.json, and the rest (normalizer,
+splitting into words, options of the merges, decoder) from the class that tokenizer_config.json names. That class may be
+wrong: DeepSeek-R1-Distill-Llama names LlamaTokenizerFast, which would lose all its spaces. transformers knows such
+models by their Hub id, which a local folder does not have.
+"""
+
+from functools import cache
+from typing import Any
+
+from rloo_pipeline.transformers_internals import optional_parts
+
+
+@cache
+def prepare_tokenizers() -> None:
+    """Makes tokenizer.json, where there is one, decide everything about token ids; call it before loading a tokenizer.
+
+    It also applies to tokenizers that vLLM loads in this process.
+
+    Raises:
+        UserError: the installed transformers is not the version whose internals this package uses.
+    """
+    optional_parts.prepare_transformers()
+    from transformers import TokenizersBackend
+
+    backend: Any = TokenizersBackend
+    convert = backend.convert_to_native_format.__func__
+
+    def keep_file(cls: Any, /, trust_remote_code: bool = False, **arguments: Any) -> dict[str, Any]:
+        """The arguments of the class: `tokenizer_file` itself rather than what transformers would read of it."""
+        return arguments if arguments.get("tokenizer_file") else convert(cls, trust_remote_code, **arguments)
+
+    backend.convert_to_native_format = classmethod(keep_file)
