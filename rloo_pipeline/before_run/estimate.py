@@ -87,7 +87,7 @@ def of_difficulty(config: Config, prompts: int) -> Config:
     """A one-round run that samples as much as the stage `difficulty` does for this many prompts."""
     samples = config.dataset.select.num_generations if config.dataset.select else 0
     sizes = {"rollout.num_generations": samples, "rollout.generation_batch_size": prompts * samples}
-    return advice.override(config, {**sizes, "rollout.oversample": 1.0}).model_copy(update={"rounds": 1})
+    return config.override({**sizes, "rollout.oversample": 1.0, "rounds": 1})
 
 
 def tokens_saved(runs: RunSet, prompts: int) -> float:
@@ -268,7 +268,7 @@ def reward_model(config: Config, shape: ModelDims, room: float, card: Card | Non
         return None
     dims = model_inputs.shape(config.of_reward_model, "reward_model") if section.own_source else shape
     device = "cuda" if card else "cpu"
-    config = advice.override(config.of_reward_model, {"update.lora": None, "update.optimizer": "adamw"})
+    config = config.of_reward_model.override({"update.lora": None, "update.optimizer": "adamw"})
     config = checkpointing.resolve_for(config, dims, device, room, "adamw")
     pairs, pair = section.batch_size / config.deepspeed.processes, 2 * section.max_length
     at_once = max(1.0, min(pairs, config.deepspeed.micro_batch_tokens // pair))

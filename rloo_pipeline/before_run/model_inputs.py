@@ -146,7 +146,7 @@ def check_teacher(config: Config, teacher: Policy, student: Policy) -> None:
             student; or the teacher has fewer tokens than `top_k`.
     """
     distillation.require_vocabulary(config.algorithm.teacher_top_k, teacher.vocabulary, str(teacher))
-    check_model(_without_adapter(config), teacher)
+    check_model(config.override({"update.lora": None}), teacher)
     ids, teacher_ids = (model.tokenizer.get_vocab() for model in (student, teacher))
     others = sorted(token for token, id_ in ids.items() if teacher_ids.get(token) != id_)
     if others:
@@ -162,11 +162,7 @@ def check_reward_model(config: Config, model: Policy) -> None:
     Raises:
         UserError: as for `check_model`.
     """
-    check_model(_without_adapter(config.of_reward_model), model)
-
-
-def _without_adapter(config: Config) -> Config:
-    return config.model_copy(update={"update": config.update.model_copy(update={"lora": None})})
+    check_model(config.of_reward_model.override({"update.lora": None}), model)
 
 
 def check_images(dataset: Dataset, hf_config: dict[str, Any], path: str) -> None:
