@@ -190,9 +190,9 @@ class GpuEstimate(NamedTuple):
             return ""
         if fit.stage == "rollout":
             weights = fit.terms["weights"] / GB
-            return f"a sampler's weights take {weights:,.0f} GB a GPU and leave no room for a sequence"
+            return f"a sampler's weights take {weights:,.0f} GB per GPU and leave no room for a sequence"
         used, room = memory.total(fit.terms) / GB, self.card.room * memory.ROOM / GB
-        return f"{fit.stage} takes {used:,.0f} GB a GPU, and {room:,.0f} GB can be used"
+        return f"{fit.stage} takes {used:,.0f} GB per GPU, but only {room:,.0f} GB can be used"
 
     def hours(self, pace: str = "typical", warm: bool = True) -> dict[str, float]:
         """GPU-hours of each stage over all rounds, under `ASSUMED`.
@@ -277,7 +277,7 @@ def reward_model(config: Config, shape: ModelDims, room: float, card: Card | Non
     terms = RunMemory(config, dims, device).update(batch, distills=False)
     problem = ""
     if card and memory.total(terms) > room * memory.ROOM:
-        problem = f"reward_model takes {memory.total(terms) / GB:,.0f} GB a GPU"
+        problem = f"reward_model takes {memory.total(terms) / GB:,.0f} GB per GPU"
     rows = dataset_inputs.training_rows(config, dataset_inputs.PREFERENCES)
     tokens = None if rows is None else float(rows * section.num_train_epochs * pair)
     if card is None or tokens is None:

@@ -261,8 +261,8 @@ def next_steps(folder: Path, data: ProjectData, fetch: str, console: Terminal) -
     enter = "" if folder.resolve() == Path.cwd() else f"  cd {shlex.quote(str(folder))}\n"
     console.print(
         f"\nNext:\n{enter}{fetch}  rloo check               # model, data and reward, in seconds\n"
-        "  snakemake --cores all    # on this machine; `rloo why` says before what it would run\n"
-        "README.md has the way to a cluster.",
+        "  snakemake --cores all    # on this machine; `rloo why` says beforehand what it would run\n"
+        "README.md says how to run on a cluster.",
         soft_wrap=True,
     )
 

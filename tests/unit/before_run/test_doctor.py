@@ -105,7 +105,7 @@ def test_a_quota_that_is_too_small_is_a_problem() -> None:
     lines = f"{header}/dev/sda1 900000 1000000 1100000 0 10 0 0 0\n/dev/sdb1 5 0 0 0 1 0 0 0\n"
     (finding,) = node_checks.quota(lines, needed=50e6)
     assert finding.ok
-    assert finding.message == "0.1 GB of the quota on /dev/sda1 are left"
+    assert finding.message == "0.1 GB of the quota on /dev/sda1 is left"
     assert not next(node_checks.quota(lines, needed=5e9)).ok
 
 

@@ -46,7 +46,7 @@ def test_a_machine_with_gpus_is_described_and_each_kernel_is_run(h200, monkeypat
     found = list(gpus.findings(Config(**mini()), in_image=False))
     by_subject = {finding.subject: finding.message for finding in found}
     assert by_subject["GPU"] == "NVIDIA H200, 150.8 GB, compute capability 9.0"
-    assert by_subject["GPUs"] == "2 for this process, for as many stages at once: 0, 1"
+    assert by_subject["GPUs"] == "2 for this process, so as many stages can run at once: 0, 1"
     assert by_subject["links"] == "NVLink between GPUs (NV18)"
     assert by_subject["driver"] == "580.95.05, for CUDA 13.0"
     assert (by_subject["Triton"], by_subject["nvcc"]) == ("Triton runs", "does not run: OSError: no gcc")

@@ -93,7 +93,7 @@ def test_inputs_of_layers_in_host_memory_are_in_the_nodes_memory_of_a_plan() -> 
 def test_the_shipped_configuration_fits_only_with_sequences_that_gpus_share() -> None:
     assert GpuEstimate(LONG, QWQ, H100).problem == ""
     alone = LONG.override({"deepspeed.sequence_parallel": 1})
-    assert "update takes 113 GB a GPU" in GpuEstimate(alone, QWQ, H100).problem
+    assert "update takes 113 GB per GPU" in GpuEstimate(alone, QWQ, H100).problem
     text = (ROOT / "config" / "long-context.yaml").read_text().replace("\n# ", " ")
     terms, shared = (RunMemory(config, QWQ, "cuda").update() for config in (alone, LONG))
     assert f"{(terms['optimizer'] + 2 * terms['weights']) / 1e9:.0f} GB each" in text

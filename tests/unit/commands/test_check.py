@@ -246,7 +246,7 @@ def test_a_folder_without_weights_is_a_problem_that_internet_does_not_cure(case,
 def test_the_longest_prompt_is_compared_with_the_context(case, tmp_path) -> None:
     results = problems(case(rollout={"max_completion_length": 250}), tmp_path)
     assert "the longest prompt (" in results["dataset.train"]
-    assert "rollout.max_completion_length (250) do not fit into it" in results["dataset.train"]
+    assert "rollout.max_completion_length (250); lower" in results["dataset.train"]
     harness = {"tasks": ["gsm8k"], "max_model_len": 257}
     assert (
         "lower evaluation.harness.max_model_len (257)"
