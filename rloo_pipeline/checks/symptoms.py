@@ -207,8 +207,8 @@ def cold_start(history: RoundHistory, *, rounds: Count = 3, zero_std: UpToOne = 
 @symptom(
     "sampler-trainer mismatch",
     "in float32, or with update.lora, the sampler had the wrong policy: run this round again, and the update checks "
-    "its rollouts; in 16 bits it may be rounding: set algorithm.mismatch.correction: token_tis if a token is an action, "
-    "else sequence_mean_mis with min and max near 1",
+    "its rollouts; in 16 bits it may be rounding: set algorithm.mismatch.correction: token_tis if a token is an "
+    "action, else sequence_mean_mis with min and max near 1",
 )
 def sampler_mismatch(
     history: RoundHistory, *, logp_difference: Positive = 0.1, kl: Positive = 0.01, outside_band: Fraction = 0.02
