@@ -147,7 +147,7 @@ def _unreadable(trial: EpisodeTrial, function: JSON) -> str:
     tokens = str(template.tokenizer.decode(template.tokenizer(text, add_special_tokens=False)["input_ids"]))
     return (
         f"the model cannot call {name}: the chat template writes {text.strip()!r:.120}, which the tokenizer turns into "
-        f"{tokens.strip()!r:.120}, and the parser {trial.reader.name} does not find this call there; use another "
+        f"{tokens.strip()!r:.120}, where the parser {trial.reader.name} does not find this call; use another "
         "tokenizer, or set another rollout.tool_parser"
     )
 

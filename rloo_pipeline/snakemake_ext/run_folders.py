@@ -110,7 +110,7 @@ def _link(link: Path, target: Path) -> None:
             if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
                 raise
             raise UserError(
-                f"{link}: this file system has no symbolic links ({error.strerror}), and an experiment needs them; use "
+                f"{link}: this file system has no symbolic links ({error.strerror}), but an experiment needs them; use "
                 "another folder"
             ) from error
 
