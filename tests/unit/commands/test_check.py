@@ -294,7 +294,7 @@ def test_a_tokenizer_without_a_chat_template_gives_a_one_line_error(case, tmp_pa
     place = tmp_path / "model" / "tokenizer_config.json"
     place.write_text(json.dumps({**json.loads(place.read_text()), "chat_template": None}))
     results = problems(case(), tmp_path)
-    assert "row 0: the prompt is messages and the model's tokenizer has no chat template" in results["dataset.train"]
+    assert "row 0: the prompt is messages, but the model's tokenizer has no chat template" in results["dataset.train"]
 
 
 def test_the_command_ends_with_a_sentence_where_there_is_a_problem(case, tmp_path) -> None:
