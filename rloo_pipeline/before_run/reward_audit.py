@@ -118,7 +118,7 @@ def verdict(config: Config, reward: Reward, solutions: Sequence[float | None], w
     low = sum(score is None or score < threshold for score in solutions)
     if reward is config.deciding_reward and low:
         return (
-            f"{low} of {len(solutions)} of these solutions score below correct.threshold ({threshold:g}); is this "
+            f"{low} of {len(solutions)} of these solutions are not right by correct.threshold ({threshold:g}); is this "
             "the reward that decides (correct.reward), and are its columns the right ones?"
         )
     if reward.weight and len({*solutions, *wrong}) == 1:

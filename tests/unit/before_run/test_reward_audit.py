@@ -90,10 +90,8 @@ def test_the_reward_that_decides_what_is_right_is_said_where_there_are_several()
 def test_solutions_that_are_not_right_and_a_constant_reward_are_told() -> None:
     run = config({"function": MATH, "name": "math"}, {"function": EXACT, "name": "exact"})
     deciding, other = run.rewards
-    assert "1 of 2 of these solutions score below correct.threshold" in reward_audit.verdict(
-        run, deciding, [1.0, 0.5], [0.0, 0.0]
-    )
-    assert "does not tell the data's own solutions from wrong" in reward_audit.verdict(
+    assert "1 of 2 of these solutions are not right" in reward_audit.verdict(run, deciding, [1.0, 0.5], [0.0, 0.0])
+    assert "here it does not tell the data's own solutions from wrong" in reward_audit.verdict(
         run, other, [0.2, 0.2], [0.2, 0.2]
     )
     assert reward_audit.verdict(run, deciding, [1.0, 1.0], [0.0, 0.0]) == ""
