@@ -6,6 +6,7 @@ from typing import Any
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.before_run.memory import GB, RunMemory, total
 from rloo_pipeline.config import Config, Offload
+from rloo_pipeline.config.loading import flow
 from rloo_pipeline.config.section import BY_RUN
 from rloo_pipeline.rollout.engine_arguments import VisibleGpu
 
@@ -47,10 +48,11 @@ def nearest_update(config: Config, shape: ModelDims, room: float) -> str:
 
 def _as_yaml(changes: dict[str, Any]) -> str:
     """Formats changes as they are written in a configuration."""
-    values = {
-        key: value.model_dump(exclude_none=True) if key.endswith("offload") else value for key, value in changes.items()
+    dumped = {
+        key: value.model_dump(exclude_none=True) if isinstance(value, Offload) else value
+        for key, value in changes.items()
     }
-    return ", ".join(f"{key}: {str(value).lower().replace(chr(39), '')}" for key, value in values.items())
+    return ", ".join(f"{key}: {flow(value)}" for key, value in dumped.items())
 
 
 def _changes(config: Config) -> Iterator[dict[str, Any]]:
