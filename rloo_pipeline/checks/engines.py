@@ -87,8 +87,7 @@ def perplexity(evidence: Evidence) -> CheckResult | None:
         _perplexity(evidence.demonstrations),
         f"{_perplexity(evidence.demonstrations):.3g}",
         "The demonstrations are likely under the policy.",
-        "The demonstrations are unlikely under the policy: train on them (longer), or check that they use its chat "
-        "template.",
+        "The demonstrations are unlikely under the policy: train on them longer, or check that they use its template.",
     )
 
 

@@ -84,8 +84,7 @@ def truncated(evidence: Evidence) -> CheckResult:
         share,
         f"{share:.1%}; median length {middle} tokens, 90% from {low} to {high}, limit {evidence.longest}",
         "Completions end by themselves.",
-        "Many completions are truncated before their answer: raise rollout.max_completion_length, or ask for shorter "
-        "answers.",
+        "Many completions are cut before their answer: raise rollout.max_completion_length, or ask for shorter ones.",
     )
 
 

@@ -116,15 +116,14 @@ def reward_hacking(history: RoundHistory, *, effect: Positive = 0.2, monitors: l
     rise = history.rise("reward", "reward_std")
     if rise is None or rise < effect or history.is_noise("reward"):
         return None
+    rose = f"the reward rose by {rise:.1f} standard deviations, but "
     for name in monitors if monitors is not None else history.monitors:
         fall = history.rise(f"rewards/{name}/mean", f"rewards/{name}/std")
         if fall is not None and fall <= -effect and not history.is_noise(f"rewards/{name}/mean"):
             first, latest = history.start(f"rewards/{name}/mean"), history.latest(f"rewards/{name}/mean")
-            return (
-                f"the reward rose by {rise:.1f} standard deviations, but {name} fell from {first:.3g} to {latest:.3g}"
-            )
+            return f"{rose}{name} fell from {first:.3g} to {latest:.3g}"
     if lost := _accuracy_loss(history):
-        return f"the reward rose by {rise:.1f} standard deviations, but {lost}"
+        return rose + lost
     return None
 
 

@@ -50,9 +50,7 @@ def plan(runs: RunSet, gpu: str | None, wait: float | None = None, gpus: int | N
             f"--gpus plans a single run, but {runs.name} is an experiment; pass the configuration of its base"
         )
     if wait is not None:
-        raise UserError(
-            f"--profile: the queue is estimated for one run, but {runs.name} is an experiment; leave it out"
-        )
+        raise UserError(f"--profile: the queue is that of one run, but {runs.name} is an experiment; leave it out")
     console = Terminal()
     dtypes = {config.model.dtype for config in runs.configs.values()}
     card = card_here(gpu, "bfloat16" if "bfloat16" in dtypes else "float32") if gpu else None

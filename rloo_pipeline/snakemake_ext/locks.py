@@ -74,9 +74,7 @@ def hold(folder: Path, run: str, results: Path = Path(RESULTS)) -> Hold:
         UserError: the folder is not writable, its name has a line break, or the lock belongs to another user.
     """
     if "\n" in str(folder):
-        raise UserError(
-            f"{str(folder)!r}: the folder's name has a line break, which SLURM and Snakemake misread; rename it"
-        )
+        raise UserError(f"{str(folder)!r}: SLURM and Snakemake misread the line break in its name; rename it")
     hidden, place = folder / ".snakemake", results / run
     own = hidden / f"rloo-{run}.lock"
     try:

@@ -60,7 +60,7 @@ def test_a_folder_in_which_nothing_can_be_written_is_named(tmp_path) -> None:
 
 
 def test_a_folder_that_would_add_lines_to_a_script_is_refused(tmp_path) -> None:
-    with pytest.raises(UserError, match="the folder's name has a line break"):
+    with pytest.raises(UserError, match="misread the line break in its name"):
         locks.hold(tmp_path / "a\n#SBATCH --account=other", "a")
 
 
