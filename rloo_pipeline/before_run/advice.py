@@ -48,11 +48,8 @@ def nearest_update(config: Config, shape: ModelDims, room: float) -> str:
 
 def _as_yaml(changes: dict[str, Any]) -> str:
     """Formats changes as they are written in a configuration."""
-    dumped = {
-        key: value.model_dump(exclude_none=True) if isinstance(value, Offload) else value
-        for key, value in changes.items()
-    }
-    return ", ".join(f"{key}: {flow(value)}" for key, value in dumped.items())
+    dumped = {key: value.model_dump(exclude_none=True) for key, value in changes.items() if isinstance(value, Offload)}
+    return flow(changes | dumped)[1:-1]  # without the braces
 
 
 def _changes(config: Config) -> Iterator[dict[str, Any]]:

@@ -83,7 +83,7 @@ def written(layout: GpuLayout, against: GpuLayout | None = None) -> str:
     if against is not None:
         others = _keys(against)
         flat = {key: value for key, value in flat.items() if others.get(key) != value}
-        return ", ".join(f"{key}: {flow(value)}" for key, value in flat.items())
+        return flow(flat)[1:-1]  # without the braces
     text = yaml.safe_dump(nest(flat), default_flow_style=None, sort_keys=False)
     return "\n".join(f"  {line}" for line in text.rstrip().splitlines())
 
