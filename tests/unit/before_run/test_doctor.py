@@ -160,7 +160,7 @@ def test_a_later_attempt_that_its_partition_does_not_allow_is_a_note() -> None:
     (fits,) = slurm_checks.compare_requests(by_name, {"update": ResourceRequest("gpu", 60, 8000, "gpu:1", None, 2)})
     (grows,) = slurm_checks.compare_requests(by_name, {"update": ResourceRequest("gpu", 60, 8000, "gpu:1", None, 3)})
     assert (fits.ok, fits.note, grows.ok, grows.note) == (True, False, True, True)
-    assert "attempt 3 would request 180 minutes, 120 are allowed" in grows.message
+    assert "attempt 3 would request 180 minutes, but 120 are allowed" in grows.message
 
 
 def test_requests_are_read_from_the_workflow_and_the_profile() -> None:

@@ -71,7 +71,7 @@ def test_time_limits_of_code_reward_that_give_none_or_fail_slow_programs_are_tol
     tests = [[{"input": "1", "output": "1"}] * 8, ["assert f(1) == 1"]]
     [note] = found("tests", tests, CODE)
     assert note.note
-    assert "row 0 has 8 inputs of up to 10 s, and a row has 40 s" in note.message
+    assert "row 0 has 8 inputs of up to 10 s, but a row gets 40 s" in note.message
     [problem] = found("tests", tests, CODE, timeout=30, options={"timeout": 1})
     assert "row_timeout (40 s) and timeout (1 s) exceed its timeout (30 s)" in problem.message
     assert found("tests", tests, CODE, options={"timeout": 2}) == []

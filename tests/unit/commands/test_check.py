@@ -107,11 +107,11 @@ def test_a_run_that_can_work_has_no_problem(case, tmp_path) -> None:
 FROM_FILES = {
     "completions beyond the context": (
         {"rollout": {"max_completion_length": 256}},
-        {"model": "the model's context is 256 tokens, a prompt and rollout.max_completion_length (256) do not fit"},
+        {"model": "the model's context is 256 tokens, too few for a prompt and rollout.max_completion_length (256)"},
     ),
     "completions of the evaluation": (
         {"evaluation": {"max_completion_length": 999}},
-        {"model": "evaluation.max_completion_length (999) do not fit"},
+        {"model": "too few for a prompt and evaluation.max_completion_length (999)"},
     ),
     "no such model folder": ({"model": {"name_or_path": "./modle"}}, {"model": "no such folder (model.name_or_path"}),
     "a home folder": ({"model": {"name_or_path": "~/model"}}, {"model": "~ is not expanded"}),
@@ -128,7 +128,10 @@ FROM_FILES = {
         {"dataset": {"train": {"path": None, "name": "org/data/"}}},
         {"dataset.train": "org/data/: neither a folder (relative to"},
     ),
-    "a file for a folder": ({"model": {"name_or_path": __file__}}, {"model": "is a file, and model.name_or_path"}),
+    "a file for a folder": (
+        {"model": {"name_or_path": __file__}},
+        {"model": "is a file, but model.name_or_path must name a folder"},
+    ),
     "no such data folder": (
         {"dataset": {"train": {"path": None, "name": "~/data"}}},
         {"dataset.train": "~/data: no such folder (dataset.train.name, relative to"},

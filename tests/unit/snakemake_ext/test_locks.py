@@ -167,7 +167,7 @@ def test_a_lock_of_a_user_without_a_name_is_refused_in_one_sentence(tmp_path, mo
     own.touch()
     monkeypatch.setattr(locks.os, "open", denied)
     monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
-    with pytest.raises(UserError, match=f"started by user {os.getuid()}, and this user"):
+    with pytest.raises(UserError, match=f"started by user {os.getuid()}, but you cannot"):
         locks.hold(tmp_path, "a")
 
 
