@@ -130,7 +130,7 @@ FROM_FILES = {
     ),
     "a file for a folder": (
         {"model": {"name_or_path": __file__}},
-        {"model": "is a file, but model.name_or_path must name a folder"},
+        {"model": "is a file, but model.name_or_path must"},
     ),
     "no such data folder": (
         {"dataset": {"train": {"path": None, "name": "~/data"}}},
