@@ -76,7 +76,7 @@ def test_the_vision_encoder_is_counted_by_the_names_of_its_tensors(gemma) -> Non
         (
             "processor_config.json",
             {"image_seq_length": 256},
-            "into 256 tokens .* set image_seq_length: 16",
+            "into 256 tokens, .* set image_seq_length: 16",
         ),
         ("config.json", {"text_config": {"sliding_window": 8}}, r"an image has 16 tokens .* window \(8\)"),
     ],
