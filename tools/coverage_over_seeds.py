@@ -34,6 +34,8 @@ OF_PROMPTS = 1.5
 COLLAPSED = 0.2
 POWER_SEEDS = (6, 8, 10, 12, 16)
 EFFECTS = (1.0, 1.5, 2.0)
+MANY = 2000
+"""Seeds from which the standard deviation of a seed's difference is measured."""
 
 Array = NDArray[np.float64]
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(61)
@@ -125,11 +127,13 @@ def _below_5_percent(p: float | None) -> bool:
     return p is not None and p < 0.05
 
 
-def power(seeds: int, effect: float, experiments: int, draw: np.random.Generator) -> float:
-    """Share of experiments with p below 5%, for a difference of `effect` standard deviations of a seed's difference."""
-    levels = 0.5 + 0.01 * draw.normal(effect, 1, (experiments, seeds, 1))
-    half = np.full((seeds, 1), 0.5)
-    return float(np.mean([_below_5_percent(compare_arms(arm, half, 1, 0).p) for arm in levels]))
+def power(cell: Cell, effect: float, experiments: int, draw: np.random.Generator) -> int:
+    """Experiments with p below 5%, if the arms differ by `effect` standard deviations of a seed's difference."""
+    odds = [constant(cell.share, float(np.hypot(cell.spread, OF_PROMPTS)))] * 2
+    arm, other = _answers(cell._replace(seeds=MANY), odds, draw)
+    shift = effect * float((arm - other).mean(axis=1).std())
+    pairs = (_answers(cell, odds, draw) for _ in range(experiments))
+    return sum(_below_5_percent(compare_arms(arm + shift, other, 1, 0).p) for arm, other in pairs)
 
 
 def coverage_table(draw: np.random.Generator) -> str:
@@ -153,14 +157,16 @@ def _range(counts: tuple[int | None, ...]) -> str:
 
 
 def power_table(draw: np.random.Generator) -> str:
-    """Power by seeds and difference in Markdown."""
+    """Lowest and highest power over all prompts and spreads, by seeds and difference, in Markdown."""
     lines = [
         f"| seeds | {' | '.join(f'difference of {effect:g} s' for effect in EFFECTS)} |",
         f"|---:|{'---:|' * len(EFFECTS)}",
     ]
-    for seeds in POWER_SEEDS:
-        shares = [f"{power(seeds, effect, EXPERIMENTS, draw):.0%}" for effect in EFFECTS]
-        lines.append(f"| {seeds} | {' | '.join(shares)} |")
+    for seeds, own in zip(POWER_SEEDS, draw.spawn(len(POWER_SEEDS)), strict=True):
+        cells = [Cell(seeds, prompts, 0.5, spread, 0.0) for prompts, spread in product(PROMPTS, SPREADS)]
+        counts = [tuple(power(cell, effect, EXPERIMENTS, own) for cell in cells) for effect in EFFECTS]
+        print(seeds, EFFECTS, *zip(cells, zip(*counts, strict=True), strict=True), sep="\n", file=sys.stderr)
+        lines.append(f"| {seeds} | {' | '.join(map(_range, counts))} |")
     return "\n".join(lines)
 
 

@@ -262,6 +262,7 @@ def sign_flip_p(differences: Array, resamples: int, seed: int) -> float:
     from scipy.stats import binom
 
     differences = differences[differences != 0]
+    differences = differences / np.abs(differences).max(initial=0.0)  # rounding below is to absolute digits
     observed = abs(float(differences.sum())) - 1e-9 * float(np.abs(differences).sum())
     sizes, counts = np.unique(np.round(np.abs(differences), 12), return_counts=True)
     if np.log2(counts + 1.0).sum() <= EXACT:

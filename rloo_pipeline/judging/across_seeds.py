@@ -14,9 +14,9 @@ prompts. Seeds are a sample of training runs, and prompts a sample of prompts of
 - p is the larger one of two: that of the test that inverts the margin, and that of the sign-flip test over seeds
   (Fisher 1935), which assumes no distribution. With n seeds it is never below 2 / 2^n.
 - The interquartile mean has the standard error of Tukey and McLaughlin (1963, Sankhyā A 25, 331-352).
-- The chance of improvement is the probability that a training run of one arm beats one of the other (Agarwal et al.
-  2021, arXiv 2108.13264), with the interval of Newcombe (2006, Statistics in Medicine 25, 559-573, method 5) and
-  Student's quantile for few seeds.
+- The chance of improvement is the probability that a training run of one arm beats one of the other on these prompts
+  (Agarwal et al. 2021, arXiv 2108.13264), with the interval of Newcombe (2006, Statistics in Medicine 25, 559-573,
+  method 5) and Student's quantile for few seeds. On other prompts the chance can lie outside of it.
 
 tools/coverage_over_seeds.py measures how often the intervals contain the truth (docs/generated/experiments.md).
 """
@@ -52,7 +52,7 @@ class Comparison(NamedTuple):
     p: float | None
     """Two-sided p-value of no difference."""
     improvement: float
-    """Chance that a training run of the first arm is better than one of the second; ties count half."""
+    """Chance, on these prompts, that a run of the first arm is better than one of the second; ties count half."""
     improvement_ci95: tuple[float, float] | None
 
 

@@ -48,6 +48,8 @@ def _file_errors_explained() -> Iterator[None]:
     """Turns a write error, for example if results/ is read-only, and a package that the light controller lacks into one
     sentence.
     """
+    # otherwise each line that does not fit into Snakemake's log on a full disk is a traceback, now and in the whole run
+    logging.raiseExceptions = False
     try:
         yield
     except ModuleNotFoundError as error:
@@ -56,8 +58,6 @@ def _file_errors_explained() -> Iterator[None]:
         if error.errno not in OF_FILES:
             raise
         error.filename = error.filename or str(Path.cwd())
-        # otherwise each line that does not fit into Snakemake's log on a full disk is a traceback
-        logging.raiseExceptions = False
         raise UserError(explain(error)) from None
 
 

@@ -165,6 +165,14 @@ def test_the_test_is_exact_up_to_20_differences() -> None:
     assert sign_flip_p(np.append(differences, np.zeros(500)), 100, 1) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("unit", [1e-11, 1e-6, 1e6])
+def test_the_p_value_does_not_depend_on_the_unit_of_the_reward(unit: float) -> None:
+    """A reward such as a negative squared error can be tiny; p was 0 where rounding lost the observed pattern."""
+    better = np.abs(np.random.default_rng(1).normal(3, 1, 12))
+    assert sign_flip_p(better * unit, 100, 1) == pytest.approx(2 / 2**12)
+    assert gain(np.zeros(12), better * unit, 100, 1).p == pytest.approx(2 / 2**12)
+
+
 def test_for_right_or_wrong_prompts_the_test_is_mcnemars() -> None:
     differences = np.repeat([1.0, -1.0, 0.0], [60, 35, 905])
     assert sign_flip_p(differences, 100, 1) == pytest.approx(binomtest(60, 95).pvalue)

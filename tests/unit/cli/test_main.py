@@ -162,7 +162,14 @@ def test_a_log_that_cannot_be_written_is_one_line(tmp_path) -> None:
     )
 
 
-def test_a_full_working_folder_gives_a_one_line_error_without_tracebacks_of_snakemakes_log(monkeypatch) -> None:
+def test_a_full_working_folder_gives_a_one_line_error_without_tracebacks_of_snakemakes_log(monkeypatch, capfd) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", True)
+    with snakemake_ext._file_errors_explained():
+        pass
+    full = Mock(write=Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    logging.StreamHandler(full).emit(logging.makeLogRecord({"msg": "Error in rule update"}))  # later in the run
+    assert full.write.called
+    assert capfd.readouterr().err == ""
     monkeypatch.setattr(logging, "raiseExceptions", True)
     sentence = f"^no space left while writing {Path.cwd()}: free some disk"
     with pytest.raises(UserError, match=sentence), snakemake_ext._file_errors_explained():

@@ -35,6 +35,15 @@ def test_a_collapse_that_no_seed_shows_is_not_in_the_interval(coverage) -> None:
     assert hits.mean / 200 == pytest.approx(1 - 0.8**3, abs=0.1)
 
 
+def test_few_problems_take_more_seeds_than_many(coverage) -> None:
+    """Also the noise of an evaluation varies from seed to seed, and counts for seeds and for problems."""
+    few, many = (
+        coverage.power(coverage.Cell(10, prompts, 0.5, spread, 0.0), 1.0, 100, np.random.default_rng(0))
+        for prompts, spread in ((50, 0.3), (1000, 1.0))
+    )
+    assert few < 70 < many
+
+
 @pytest.mark.parametrize("seeds", [3, 5, 10])
 def test_where_all_seeds_agree_the_intervals_have_a_width_and_p_is_what_the_seeds_allow(seeds) -> None:
     """Korn and Graubard: as many answers as prompts, times the square of the normal over Student's quantile."""

@@ -95,6 +95,7 @@ def test_the_headline_names_differences_beyond_sampling_and_claims_nothing_about
     assert "Training seeds were not varied: each run was trained once, and another seed could order them" in text
     assert "2 comparisons with demo-rloo, and their p-values are corrected for that many (Holm)" in text
     assert "more than chance" not in text
+    assert "The run that ends best is partly so by luck, so its accuracy is too high on average" in text
 
 
 def test_runs_that_are_equally_good_end_best_together(folders, tmp_path) -> None:

@@ -58,6 +58,7 @@ def test_the_page_has_every_arm_and_every_run_with_its_link(study) -> None:
     assert "Of 3 arms with 3 to 4 seeds each, better ends best" in text
     assert "no corrected p-value can be below 0.38." in text, "3 comparisons × 2 / 2^4"
     assert "it takes at least 5" in text, "the interquartile mean"
+    assert "so its interval allows for other seeds, but not for other problems" in text
 
 
 def test_the_headline_names_arms_that_differ_where_there_are_seeds_enough_to_tell(study) -> None:

@@ -135,6 +135,8 @@ def test_the_table_has_corrected_p_values_with_an_explanation(page: str, run: Pa
     smallest = min(summary["gains"].values(), key=lambda one: one["p"])
     assert smallest["p_holm"] == rows * smallest["p"]
     assert f"{chance(summary['gain_p'])} by itself, {chance(summary['gain_p_holm'])} corrected" in text
+    assert "They count each problem as independent of the others" in text
+    assert "No interval can allow for a rare reward that hardly any answer got." in text
 
 
 def test_a_mean_without_spread_has_no_interval(tmp_path: Path, config: Config) -> None:
