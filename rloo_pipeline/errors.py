@@ -188,6 +188,5 @@ def _failure_of_file_system(error: BaseException) -> str | None:
 
 def _file_system_failed(file: str | bytes | Path, failure: str) -> str:
     return (
-        f"{os.fsdecode(file)}: the file system failed ({failure}); run again, and if that does not help, use another "
-        "folder"
+        f"{os.fsdecode(file)}: the file system failed ({failure}); run again; if that does not help, use another folder"
     )

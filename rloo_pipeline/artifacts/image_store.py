@@ -117,7 +117,7 @@ class ImageStore:
             UserError: no image has this digest.
         """
         if digest not in self._rows:
-            raise UserError(f"{self.folder}: no image {digest[:16]}, though a table names it; run `prompts` again")
+            raise UserError(f"{self.folder}: no image {digest[:16]}, which a table names; rerun the stage `prompts`")
         return bytes(self._table["image"][self._rows[digest]].as_py()["bytes"])
 
     def _image(self, digest: str) -> Image:

@@ -175,8 +175,8 @@ def check_policy(folder: Path, digest: str) -> None:
     table = folder.parent.parent / "rounds" / folder.name / TRAIN
     if int(folder.name) and (written := facts_of(table).get("policy", digest)) != digest:
         raise UserError(
-            f"{folder}: not the policy that round {int(folder.name)} of this run has trained (its digest is "
-            f"{digest[:16]}, but {table} names {written[:16]}); restore that, or delete {table.parent} and run again"
+            f"{folder}: not the policy that round {int(folder.name)} of this run trained (its digest is {digest[:16]}, "
+            f"but {table} names {written[:16]}); restore that policy, or delete {table.parent} and run again"
         )
 
 

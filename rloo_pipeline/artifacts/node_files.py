@@ -42,8 +42,8 @@ def make(folder: Path, policies: Path) -> None:
     store = Path(os.environ[scratch.EXCHANGE])
     if not store.is_dir() or store.stat().st_uid != os.getuid():
         raise UserError(
-            f"{store}: the folder of exchange is not on {socket.gethostname()}, or is not yours; run again, or set "
-            "exchange: shared"
+            f"{store}: this folder for policies (exchange) is missing on {socket.gethostname()}, or belongs to another "
+            "user; run again, or set exchange: shared"
         )
     linked = set[Path]()
     for link in (link for policy in policies.glob("[0-9]*") for link in links(policy)):

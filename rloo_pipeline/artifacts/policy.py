@@ -317,8 +317,8 @@ class Policy:
         for link in node_files.links(self.folder):
             if not link.exists():
                 raise UserError(
-                    f"{link}: not on this machine, but on a node's own disk (exchange), or lost with it; start the run "
-                    "again if it has ended, which restores what it needs"
+                    f"{link}: not on this machine: it is on another node's disk (exchange), or was lost with it; if "
+                    "the run has ended, start it again, and it restores the policies that it needs"
                 )
         return verify_manifest(self.folder, chosen, policy=self.folder.name)
 

@@ -115,11 +115,11 @@ def load_processor(folder: Path, hf_config: Mapping[str, Any], trust_remote_code
     except (OSError, ValueError) as error:
         raise_disk_error(error, folder)
         raise UserError(
-            f"{folder}: no processor of images can be loaded ({one_line(error)}); add the "
-            "preprocessor_config.json that belongs to the model"
+            f"{folder}: the image processor cannot be loaded ({one_line(error)}); add the preprocessor_config.json "
+            "that belongs to the model"
         ) from error
     if not hasattr(processor, "image_processor"):
-        raise UserError(f"{folder}: has no preprocessor_config.json of images; add the one that belongs to the model")
+        raise UserError(f"{folder}: has no preprocessor_config.json for images; add the one that belongs to the model")
     if KINDS.get(str(hf_config.get("model_type"))) is GEMMA and (problem := _gemma_problem(hf_config, processor)):
         raise UserError(f"{folder}: {problem}")
     return processor
@@ -130,18 +130,18 @@ def _gemma_problem(hf_config: Mapping[str, Any], processor: Any) -> str | None:
     images, parts = processor.image_processor, hf_config.get("mm_tokens_per_image", 256)
     if images.do_pan_and_scan:
         return (
-            "do_pan_and_scan is true in preprocessor_config.json, and prompts with crops of images are not supported; "
+            "do_pan_and_scan is true in preprocessor_config.json, but prompts with crops of images are not supported; "
             "set it to false"
         )
     side = hf_config["vision_config"].get("image_size", 224)
     if (images.size["height"], images.size["width"]) != (side, side):
         return (
-            f"preprocessor_config.json makes images of {images.size['height']} by {images.size['width']} pixels, and "
+            f"preprocessor_config.json makes images of {images.size['height']} by {images.size['width']} pixels, but "
             f"the vision encoder takes {side} by {side}; use the file that belongs to the model"
         )
     if processor.image_seq_length != parts:
         return (
-            f"the processor makes {processor.image_seq_length} tokens of an image, but mm_tokens_per_image in "
+            f"the processor turns an image into {processor.image_seq_length} tokens, but mm_tokens_per_image in "
             f"config.json is {parts}; set image_seq_length: {parts} in processor_config.json"
         )
     window = hf_config["text_config"].get("sliding_window") or parts

@@ -6,21 +6,13 @@ from typing import Any
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.before_run.memory import GB, RunMemory, total
 from rloo_pipeline.config import Config, Offload
+from rloo_pipeline.config.loading import flow
 from rloo_pipeline.config.section import BY_RUN
 from rloo_pipeline.rollout.engine_arguments import VisibleGpu
 
 PARTS = (2, 4, 8)
 """Values of deepspeed.sequence_parallel to try."""
 MICRO_BATCH, CHECKPOINTING = "deepspeed.max_tokens_per_micro_batch", {"deepspeed.gradient_checkpointing": True}
-
-
-def override(config: Config, changes: dict[str, Any]) -> Config:
-    """The configuration with some keys changed, each written as `section.key`."""
-    for key, value in changes.items():
-        section, _, name = key.partition(".")
-        part = getattr(config, section)
-        config = config.model_copy(update={section: part.model_copy(update={name: value})})
-    return config
 
 
 def nearest_update(config: Config, shape: ModelDims, room: float) -> str:
@@ -35,7 +27,7 @@ def nearest_update(config: Config, shape: ModelDims, room: float) -> str:
 
     def first(candidates: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
         for changes in candidates:
-            changed = override(config, changes)
+            changed = config.override(changes)
             if shape.query_heads % changed.deepspeed.sequence_parallel:
                 continue
             if is_allowed(changed) and total(RunMemory(changed, shape).update()) <= room:
@@ -49,17 +41,15 @@ def nearest_update(config: Config, shape: ModelDims, room: float) -> str:
         return "no setting that was tried would fit: use cards with more memory, LoRA (update.lora), or a smaller model"
     advice = [] if nearest is None else [_as_yaml(nearest)]
     if offload is not None:
-        host = total(RunMemory(override(config, offload), shape).offloaded()) / GB
+        host = total(RunMemory(config.override(offload), shape).offloaded()) / GB
         advice.append(f"{_as_yaml(offload)}, which takes {host:,.1f} GB of the node's memory for each process")
     return "would fit with " + "; or, without more GPUs, with ".join(advice)
 
 
 def _as_yaml(changes: dict[str, Any]) -> str:
     """Formats changes as they are written in a configuration."""
-    values = {
-        key: value.model_dump(exclude_none=True) if key.endswith("offload") else value for key, value in changes.items()
-    }
-    return ", ".join(f"{key}: {str(value).lower().replace(chr(39), '')}" for key, value in values.items())
+    dumped = {key: value.model_dump(exclude_none=True) for key, value in changes.items() if isinstance(value, Offload)}
+    return flow(changes | dumped)[1:-1]  # without the braces
 
 
 def _changes(config: Config) -> Iterator[dict[str, Any]]:
@@ -115,7 +105,7 @@ def nearest_forward() -> str:
 def nearest_rollout(config: Config, shape: ModelDims, card: VisibleGpu) -> str:
     """Suggests the smallest number of GPUs whose KV cache holds one sequence."""
     for count in (count for count in (2, 4, 8) if shape.query_heads % count == 0):
-        wider = RunMemory(override(config, {"vllm.tensor_parallel_size": count}), shape)
+        wider = RunMemory(config.override({"vllm.tensor_parallel_size": count}), shape)
         if wider.concurrent_sequences(wider.rollout(card)) >= 1:
             return f"would fit with vllm.tensor_parallel_size: {count}"
     return "no setting that was tried would fit: lower rollout.max_completion_length, or use cards with more memory"

@@ -6,7 +6,7 @@ depends only on the configuration and the card.
 """
 
 from rloo_pipeline.artifacts.model_dims import ModelDims
-from rloo_pipeline.before_run import advice, memory
+from rloo_pipeline.before_run import memory
 from rloo_pipeline.config import Config, OptimizerName
 from rloo_pipeline.runtime import devices, ranks
 
@@ -23,7 +23,7 @@ def resolve(config: Config, shape: ModelDims | None, whole: OptimizerName | None
     if shape is None:
         if config.deepspeed.gradient_checkpointing != "auto":
             return config
-        return advice.override(config, {"deepspeed.gradient_checkpointing": False})
+        return config.override({"deepspeed.gradient_checkpointing": False})
     return resolve_for(config, shape, devices.device_type(), _room(), whole)
 
 
@@ -58,13 +58,13 @@ def resolve_for(
     """
     if config.deepspeed.gradient_checkpointing == "auto":
         tokens = None if whole is None else config.deepspeed.micro_batch_tokens
-        without = advice.override(config, {"deepspeed.gradient_checkpointing": False})
+        without = config.override({"deepspeed.gradient_checkpointing": False})
         fits = _fits(without, shape, device, room, whole, tokens)
-        config = advice.override(config, {"deepspeed.gradient_checkpointing": not fits})
+        config = config.override({"deepspeed.gradient_checkpointing": not fits})
     if config.deepspeed.max_tokens_per_micro_batch == "auto" and device == "cuda":
         sizes = range(MOST * config.deepspeed.sequence_parallel, STEP, -STEP)
         most = next((size for size in sizes if _fits(config, shape, device, room, whole, size)), STEP)
-        config = advice.override(config, {advice.MICRO_BATCH: most})
+        config = config.override({"deepspeed.max_tokens_per_micro_batch": most})
     return config
 
 
@@ -73,7 +73,7 @@ def _fits(
 ) -> bool:
     """True if an update with micro-batches of `tokens` (None: the largest) should fit into `room` bytes."""
     if whole is not None:
-        config = advice.override(config, {"update.lora": None, "update.optimizer": whole})
+        config = config.override({"update.lora": None, "update.optimizer": whole})
     own = None if tokens is None else tokens // config.deepspeed.sequence_parallel
     # completions are mostly shorter than the longest one, so that the same number of tokens has more prompts
     copies = 1.0 if whole is not None else memory.copies(config, config.rollout.max_completion_length / 4)

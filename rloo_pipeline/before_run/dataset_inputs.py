@@ -31,7 +31,7 @@ def data_file(key: str, source: Source, data_dir: str | None) -> Path | None:
         return None
     path = folder / source.path
     if path.is_dir():
-        raise UserError(f"{path}: is a folder, and {key}.path names a file; write `name` instead of `path`")
+        raise UserError(f"{path}: is a folder, but {key}.path must name a file; write `name` instead of `path`")
     if not path.is_file():
         siblings = (file.name for file in path.parent.glob("*")) if path.parent.is_dir() else ()
         origin = f"{key}.path '{source.path}', data_dir '{data_dir or '.'}'"
@@ -56,7 +56,7 @@ def require_hub_name(name: str, folder: Path, key: str) -> None:
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     if folder.is_file():
-        raise UserError(f"{folder}: is a file, and {key} names a folder; correct it")
+        raise UserError(f"{folder}: is a file, but {key} must name a folder; correct it")
     parts = Path(name).parts
     if name.startswith(("/", ".", "~", "$")) or len(parts) > 2 or (len(parts) == 2 and folder.parent.is_dir()):
         suggestion = did_you_mean(folder.name, (file.name for file in folder.parent.glob("*"))) + unexpanded(

@@ -146,9 +146,9 @@ def _unreadable(trial: EpisodeTrial, function: JSON) -> str:
     text = template.turn_text(call_message([(name, _arguments(function))]))
     tokens = str(template.tokenizer.decode(template.tokenizer(text, add_special_tokens=False)["input_ids"]))
     return (
-        f"the model cannot call {name}: the chat template writes {text.strip()!r:.120}, which is "
-        f"{tokens.strip()!r:.120} as tokens, and the parser {trial.reader.name} reads no such call in it; take another "
-        "tokenizer, or name another rollout.tool_parser"
+        f"the model cannot call {name}: the chat template writes {text.strip()!r:.120}, which the tokenizer turns into "
+        f"{tokens.strip()!r:.120}, where the parser {trial.reader.name} does not find this call; use another "
+        "tokenizer, or set another rollout.tool_parser"
     )
 
 

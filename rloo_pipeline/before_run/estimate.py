@@ -87,7 +87,7 @@ def of_difficulty(config: Config, prompts: int) -> Config:
     """A one-round run that samples as much as the stage `difficulty` does for this many prompts."""
     samples = config.dataset.select.num_generations if config.dataset.select else 0
     sizes = {"rollout.num_generations": samples, "rollout.generation_batch_size": prompts * samples}
-    return advice.override(config, {**sizes, "rollout.oversample": 1.0}).model_copy(update={"rounds": 1})
+    return config.override({**sizes, "rollout.oversample": 1.0, "rounds": 1})
 
 
 def tokens_saved(runs: RunSet, prompts: int) -> float:
@@ -190,9 +190,9 @@ class GpuEstimate(NamedTuple):
             return ""
         if fit.stage == "rollout":
             weights = fit.terms["weights"] / GB
-            return f"a sampler's weights take {weights:,.0f} GB a GPU and leave no room for a sequence"
+            return f"a sampler's weights take {weights:,.0f} GB per GPU and leave no room for a sequence"
         used, room = memory.total(fit.terms) / GB, self.card.room * memory.ROOM / GB
-        return f"{fit.stage} takes {used:,.0f} GB a GPU, and {room:,.0f} GB can be used"
+        return f"{fit.stage} takes {used:,.0f} GB per GPU, but only {room:,.0f} GB can be used"
 
     def hours(self, pace: str = "typical", warm: bool = True) -> dict[str, float]:
         """GPU-hours of each stage over all rounds, under `ASSUMED`.
@@ -268,7 +268,7 @@ def reward_model(config: Config, shape: ModelDims, room: float, card: Card | Non
         return None
     dims = model_inputs.shape(config.of_reward_model, "reward_model") if section.own_source else shape
     device = "cuda" if card else "cpu"
-    config = advice.override(config.of_reward_model, {"update.lora": None, "update.optimizer": "adamw"})
+    config = config.of_reward_model.override({"update.lora": None, "update.optimizer": "adamw"})
     config = checkpointing.resolve_for(config, dims, device, room, "adamw")
     pairs, pair = section.batch_size / config.deepspeed.processes, 2 * section.max_length
     at_once = max(1.0, min(pairs, config.deepspeed.micro_batch_tokens // pair))
@@ -277,7 +277,7 @@ def reward_model(config: Config, shape: ModelDims, room: float, card: Card | Non
     terms = RunMemory(config, dims, device).update(batch, distills=False)
     problem = ""
     if card and memory.total(terms) > room * memory.ROOM:
-        problem = f"reward_model takes {memory.total(terms) / GB:,.0f} GB a GPU"
+        problem = f"reward_model takes {memory.total(terms) / GB:,.0f} GB per GPU"
     rows = dataset_inputs.training_rows(config, dataset_inputs.PREFERENCES)
     tokens = None if rows is None else float(rows * section.num_train_epochs * pair)
     if card is None or tokens is None:

@@ -79,9 +79,9 @@ def refuse(config: Config, nodes: int, as_jobs: bool) -> None:
     elif nodes != config.deepspeed.nodes:
         why = f"deepspeed.nodes is {config.deepspeed.nodes}, but stages run on {nodes}: set it to {nodes}"
     elif nodes > 1 and config.workers == "never":
-        why = "on several nodes it needs the processes of `workers`: do not set it to never"
+        why = "on several nodes it needs warm workers: do not set workers: never"
     elif devices.has_gpu() and not config.reproducible:
-        why = "a lost policy would be trained again with other rounding: set reproducible: true"
+        why = "a lost policy would be trained again with different rounding: set reproducible: true"
     if why:
         raise UserError(f"exchange: {config.exchange}: {why}, or leave exchange out")
 

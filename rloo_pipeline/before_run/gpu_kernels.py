@@ -67,7 +67,7 @@ def nvcc() -> str:
     from torch.utils.cpp_extension import CUDA_HOME
 
     if CUDA_HOME is None:
-        raise FileNotFoundError("no CUDA_HOME; run `make setup ACCELERATOR=cuda`, or load the module of CUDA 13")
+        raise FileNotFoundError("no CUDA_HOME; run `make setup ACCELERATOR=cuda`, or load the CUDA 13 module")
     program = Path(CUDA_HOME) / "bin" / "nvcc"
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "twice.cu"
@@ -77,7 +77,7 @@ def nvcc() -> str:
         linked = subprocess.run([*compiled, stubs, "-lcuda"], stderr=subprocess.PIPE, text=True, check=False)
         if "find -lcuda" in linked.stderr:
             raise FileNotFoundError(
-                "no libcuda.so to link FlashInfer's kernels with; in a folder of yours, `ln -s PATH/libcuda.so.1 "
+                "no libcuda.so to link FlashInfer's kernels with; in a folder of yours, run `ln -s PATH/libcuda.so.1 "
                 "libcuda.so` with the path that `ldconfig -p` shows, and export LIBRARY_PATH=FOLDER"
             )
         print(linked.stderr, end="", file=sys.stderr)

@@ -52,10 +52,10 @@ def findings(config: Config, in_image: bool, vllm_cache: Path | None = None) -> 
         shown = devices.card() if names[0].startswith("MIG-") else f"{name}, {size}"
         message = f"{shown}, compute capability {capability}"
         yield compute_capability(message, float(capability), config)
-    yield Finding("GPUs", True, f"{len(names)} for this process, for as many stages at once: {', '.join(names)}")
+    yield Finding("GPUs", True, f"{len(names)} for this process, so as many stages can run at once: {', '.join(names)}")
     if config.workers != "never" and rows[0][4] == "Exclusive_Process":
         message = "Exclusive_Process allows one process per GPU, but the warm engines of a run share theirs"
-        yield Finding("compute mode", False, message, "set `workers: never`, or ask for the mode Default")
+        yield Finding("compute mode", False, message, "set `workers: never`, or ask for the compute mode Default")
     if len(names) > 1:
         yield Finding("links", True, links(devices.nvidia_smi("topo", "-m")))
     if not in_image:

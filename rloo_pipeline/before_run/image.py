@@ -117,8 +117,8 @@ def newer_driver(major: int, variable: str) -> str:
     """
     newer = f"driver {DRIVERS[major]} or newer" if major in DRIVERS else "a newer driver"
     return (
-        f"ask for {newer}; with cards for data centers, the folder `compat` of "
-        f"CUDA {major} (package cuda-compat-{major}-*) first in {variable} may do, too"
+        f"ask for {newer}; on data center GPUs it may be enough to put the folder `compat` of CUDA {major} (package "
+        f"cuda-compat-{major}-*) first in {variable}"
     )
 
 

@@ -158,7 +158,7 @@ def _training(config: Config, gpus: int, changes: Changes) -> Iterator[Changes]:
 
 
 def _allowed(config: Config, candidates: Sequence[Changes]) -> Iterator[Changes]:
-    return (changes for changes in candidates if advice.is_allowed(advice.override(config, changes)))
+    return (changes for changes in candidates if advice.is_allowed(config.override(changes)))
 
 
 def _divides(changes: Changes, shape: ModelDims) -> bool:
@@ -175,7 +175,7 @@ def fewest(config: Config, shape: ModelDims, card: Card, more_than: int) -> int 
 def refusal(config: Config, gpus: int) -> str:
     """Why the configuration cannot train on all GPUs, regardless of memory."""
     try:
-        changed = advice.override(config, {"deepspeed.processes": gpus})
+        changed = config.override({"deepspeed.processes": gpus})
         checked(Config, changed.model_dump(mode="json"), "with all in training", BY_RUN)
     except UserError as error:
         return str(error)
@@ -194,7 +194,7 @@ def computes_the_same(layout: GpuLayout, config: Config) -> bool:
 
 def _measured(name: str, config: Config, changes: Changes, shape: ModelDims, card: Card, gpus: int) -> GpuLayout:
     """Estimates the memory and times of a layout."""
-    config = checkpointing.resolve_for(advice.override(config, changes), shape, "cuda", card.room)
+    config = checkpointing.resolve_for(config.override(changes), shape, "cuda", card.room)
     estimated = GpuEstimate(config, shape, card, model_inputs.teacher_shape(config))
     sides = {pace: queueing.side_seconds(config, estimated.hours(pace)) for pace in speeds.PACES}
     return GpuLayout(

@@ -64,7 +64,7 @@ def shape(config: Config, asset: str = "model") -> model_dims.ModelDims:
     if source is None:
         raise UserError(
             f"{config.model.name_or_path}: neither a folder nor in the Hub's cache; planning needs only its "
-            f"config.json, download it where there is internet: {fetch_config(config.model)}"
+            f"config.json, so download that where there is internet: {fetch_config(config.model)}"
         )
     if config.model.build is None or (assets / "config.json").exists():
         return _trainable_shape(config, source)
@@ -146,13 +146,14 @@ def check_teacher(config: Config, teacher: Policy, student: Policy) -> None:
             student; or the teacher has fewer tokens than `top_k`.
     """
     distillation.require_vocabulary(config.algorithm.teacher_top_k, teacher.vocabulary, str(teacher))
-    check_model(_without_adapter(config), teacher)
+    check_model(config.override({"update.lora": None}), teacher)
     ids, teacher_ids = (model.tokenizer.get_vocab() for model in (student, teacher))
     others = sorted(token for token, id_ in ids.items() if teacher_ids.get(token) != id_)
     if others:
         raise UserError(
-            f"{teacher}: algorithm.teacher scores the student's token ids, and {len(others)} of {len(ids)} tokens have "
-            f"another id there or none, such as {others[0]!r}; name a teacher with the tokenizer of {student}"
+            f"{teacher}: algorithm.teacher scores the student's token ids, but {len(others)} of {len(ids)} tokens have "
+            f"a different id or none in its tokenizer, such as {others[0]!r}; name a teacher with the tokenizer of "
+            f"{student}"
         )
 
 
@@ -162,11 +163,7 @@ def check_reward_model(config: Config, model: Policy) -> None:
     Raises:
         UserError: as for `check_model`.
     """
-    check_model(_without_adapter(config.of_reward_model), model)
-
-
-def _without_adapter(config: Config) -> Config:
-    return config.model_copy(update={"update": config.update.model_copy(update={"lora": None})})
+    check_model(config.of_reward_model.override({"update.lora": None}), model)
 
 
 def check_images(dataset: Dataset, hf_config: dict[str, Any], path: str) -> None:
@@ -199,9 +196,9 @@ def check_context(config: Config, hf_config: dict[str, Any], longest_prompt: int
         if context is not None and longest_prompt + tokens > context:
             prompt = "a prompt" if longest_prompt == 1 else f"the longest prompt ({longest_prompt} tokens)"
             raise UserError(
-                f"{path}: the model's context is {context} tokens, {prompt} and {key} ({tokens}) do not fit into it; "
-                f"lower {key}{'' if longest_prompt == 1 else ' or dataset.max_prompt_length'}, or use a model with a "
-                "longer context"
+                f"{path}: the model's context is {context} tokens, too few for {prompt} and {key} ({tokens}); lower "
+                f"{key}{'' if longest_prompt == 1 else ' or dataset.max_prompt_length'}, or use a model with a longer "
+                "context"
             )
 
 

@@ -205,5 +205,5 @@ def quota(output: str, needed: float) -> Iterator[Finding]:
             continue
         used, limit = int(fields[1].rstrip("*")) * 1024, (int(fields[2]) or int(fields[3])) * 1024
         if limit:
-            message = f"{(limit - used) / GB:.1f} GB of the quota on {fields[0]} are left"
+            message = f"{(limit - used) / GB:.1f} GB of the quota on {fields[0]} is left"
             yield Finding(f"quota {fields[0]}", limit - used > needed, message, "free some, or ask for more")

@@ -104,12 +104,12 @@ def advice(config: Config, wait: float, work: tuple[float, float] | None) -> str
     share = (stages.queue + cold - warm) / (stages.queue + cold)
     if share < MUCH:
         return (
-            f"{stages.command}: the queue and starts of engines are {share:.0%} of the time, and no GPU is held while "
+            f"{stages.command}: queueing and starting engines take {share:.0%} of the time, but no GPU is held while "
             "it has nothing to do"
         )
     return (
-        f"{single_job.command}: as jobs of their own, stages would wait in the queue and start engines for {share:.0%} "
-        "of the time"
+        f"{single_job.command}: as separate jobs, stages would spend {share:.0%} of the time in the queue and starting "
+        "engines"
     )
 
 

@@ -122,7 +122,7 @@ def verdict(config: Config, reward: Reward, solutions: Sequence[float | None], w
             "the reward that decides (correct.reward), and are its columns the right ones?"
         )
     if reward.weight and len({*solutions, *wrong}) == 1:
-        return "it does not tell the data's own solutions from wrong answers here"
+        return "here it does not tell the data's own solutions from wrong answers"
     return ""
 
 
@@ -176,7 +176,7 @@ def _gold_finding(reward: Reward, key: str, rows: Sequence[Row]) -> Finding:
     if result.accepting:
         shown = (f"{result.of_row(row)} that of {result.of_row(other)}" for row, other in result.accepting[:SHOWN])
         message += (
-            f"; {len(result.accepting):,} of {result.pairs:,} compared accept their neighbour's, written otherwise: "
+            f"; {len(result.accepting):,} of {result.pairs:,} compared accept their neighbour's, written differently: "
         )
         return Finding(subject, True, message + ", ".join(shown), note=True)
     return Finding(subject, True, f"{message}, and none of {result.pairs:,} compared accepts its neighbour's")
@@ -191,15 +191,16 @@ def _time_findings(reward: Reward, key: str, rows: Sequence[Row]) -> Iterator[Fi
         message = (
             f"its options row_timeout ({of_row:g} s) and timeout ({seconds:g} s) exceed its timeout "
             f"({reward.timeout:g} s), at which a slow program gets no score where a quick wrong one gets 0; raise "
-            "timeout of the reward or lower the options"
+            "the reward's timeout, or lower the options"
         )
         yield Finding(f"reward {reward.column}", False, message)
     tests = [row.get(options["tests_column"]) for row in rows]
     counts = [len(one) if isinstance(one, list) and one and isinstance(one[0], dict) else 1 for one in tests]
     if counts and (most := max(counts)) * seconds > of_row:
         message = (
-            f"{key}: row {counts.index(most)} has {most} inputs of up to {seconds:g} s, and a row has {of_row:g} s: "
-            "the inputs that are left then count as failed; lower the option timeout, or raise row_timeout and timeout"
+            f"{key}: row {counts.index(most)} has {most} inputs of up to {seconds:g} s, but a row gets {of_row:g} s, "
+            "after which the remaining inputs count as failed; lower the option timeout, or raise row_timeout and "
+            "timeout"
         )
         yield Finding(f"reward {reward.column}", True, message, note=True)
 

@@ -40,7 +40,7 @@ def rewards(inputs: RunInputs) -> Iterator[Finding]:
     scores: dict[str, float | None] = {}
     for reward in config.rewards:
         obstacles = {
-            "it needs a GPU, and there is none here": reward.gpus and not devices.has_gpu(),
+            "it needs a GPU, but there is none here": reward.gpus and not devices.has_gpu(),
             "the run trains its model first": reward.uses_own_model,
             "there are no rows to call it with": not samples,
             "no episode could be played": config.rollout.uses_tools and inputs.trial is None,

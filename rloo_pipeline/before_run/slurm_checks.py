@@ -52,7 +52,7 @@ class ResourceRequest(NamedTuple):
     """Number of attempts; attempt n requests n times the minutes."""
 
 
-USE_OURS = "write `executor: rloo-slurm`, and `rloo-slurm-…` for its keys `slurm-…`, as profiles/slurm has them"
+USE_OURS = "write `executor: rloo-slurm`, and `rloo-slurm-…` for its keys `slurm-…`, as in profiles/slurm"
 """Advice for a profile for Snakemake's own SLURM executor."""
 
 
@@ -97,7 +97,7 @@ def read_profile(profile: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise UserError(f"{file}: no such profile; pass its folder with --profile") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise UserError(f"{file}: not a profile ({one_line(error)})") from error
+        raise UserError(f"{file}: not a profile ({one_line(error)}); correct it, or name another one") from error
 
 
 def partitions(shown: str, nodes: str) -> dict[str, Partition]:
@@ -242,8 +242,8 @@ def _later_attempts(by_name: Mapping[str, Partition], request: ResourceRequest) 
     if partition is None or minutes <= partition.minutes:
         return ""
     return (
-        f"; attempt {request.attempts} would request {minutes:.0f} minutes, {partition.minutes:.0f} are allowed, so it "
-        "would never start; set runtime under set-resources in the profile to a number"
+        f"; attempt {request.attempts} would request {minutes:.0f} minutes, but {partition.minutes:.0f} are allowed, "
+        "so it would never start; set runtime under set-resources in the profile to a number"
     )
 
 
@@ -268,12 +268,12 @@ def judge(by_name: Mapping[str, Partition], request: ResourceRequest) -> tuple[s
         return next((verdict for verdict in verdicts if not verdict[1]), verdicts[0])
     partition, name = by_name[names[0]], f"partition '{request.partition}'"
     if not partition.up:
-        return f"{name} is not up", "wait, or set another slurm_partition"
+        return f"{name} is down", "wait, or set another slurm_partition"
     if request.minutes > partition.minutes:
-        message = f"{name} allows {partition.minutes:.0f} minutes, {request.minutes:.0f} are requested"
+        message = f"{name} allows {partition.minutes:.0f} minutes, but {request.minutes:.0f} are requested"
         return message, "set runtime under set-resources in the profile"
     if request.megabytes > partition.megabytes:
-        message = f"{name} allows {partition.megabytes:.0f} MB, {request.megabytes:.0f} are requested"
+        message = f"{name} allows {partition.megabytes:.0f} MB, but {request.megabytes:.0f} are requested"
         return message, "set mem_mb under set-resources in the profile"
     if request.gres and not _has_gres(partition.gres, request.gres):
         message = f"{name} has no node with {request.gres} (it has {partition.gres or 'none'})"

@@ -51,8 +51,8 @@ def logprob_difference(evidence: Evidence) -> CheckResult | None:
         largest if evidence.dtype == "float32" else mean,
         f"{largest:.2g} nats at most, {mean:.2g} on average, {evidence.dtype}",
         f"vLLM and the trainer give the same tokens the same log-probs, within the precision of {evidence.dtype}.",
-        "vLLM and the trainer do not compute the same policy: try float32 to see whether it is rounding, else look for "
-        "a different template, different weights or a kernel; algorithm.mismatch corrects the remaining difference.",
+        "vLLM and the trainer do not compute the same policy: try float32 to see whether it is rounding; if not, look "
+        "for a different template, different weights or a kernel; algorithm.mismatch corrects what remains.",
     )
 
 
@@ -73,8 +73,8 @@ def logprob_difference_q95(evidence: Evidence) -> CheckResult | None:
         value,
         f"{value:.2g} nats, {evidence.dtype}",
         f"Few tokens differ more between vLLM and the trainer than the precision of {evidence.dtype} explains.",
-        "Some tokens have different log-probs in vLLM and the trainer: see whether they come after some length, after "
-        "some token, or in long completions; try float32 to see whether it is rounding.",
+        "Some tokens have different log-probs in vLLM and the trainer: check whether they come after a certain length "
+        "or token, or in long completions; try float32 to see whether it is rounding.",
     )
 
 
@@ -87,7 +87,7 @@ def perplexity(evidence: Evidence) -> CheckResult | None:
         _perplexity(evidence.demonstrations),
         f"{_perplexity(evidence.demonstrations):.3g}",
         "The demonstrations are likely under the policy.",
-        "The demonstrations are unlikely under the policy: train on them (longer), or see if they use its template.",
+        "The demonstrations are unlikely under the policy: train on them longer, or check that they use its template.",
     )
 
 
@@ -99,7 +99,7 @@ def perplexity_held_out(evidence: Evidence) -> CheckResult | None:
     return CheckResult(
         _perplexity(evidence.held_out),
         f"{_perplexity(evidence.held_out):.3g}",
-        "Demonstrations that the policy was not trained on are likely, too.",
+        "Demonstrations that the policy was not trained on are also likely.",
         "Held-out demonstrations are unlikely under the policy: add more demonstrations, or train on them longer.",
     )
 
@@ -126,7 +126,7 @@ def entropy(evidence: Evidence) -> CheckResult:
         mean,
         f"{mean:.3g} nats per token",
         "The policy is random enough to explore.",
-        "The policy is nearly deterministic, so siblings will be alike; raise rollout.temperature or shorten SFT.",
+        "The policy is nearly deterministic, so a group will be alike; raise rollout.temperature or shorten SFT.",
     )
 
 

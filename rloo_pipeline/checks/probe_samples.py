@@ -84,7 +84,7 @@ def truncated(evidence: Evidence) -> CheckResult:
         share,
         f"{share:.1%}; median length {middle} tokens, 90% from {low} to {high}, limit {evidence.longest}",
         "Completions end by themselves.",
-        "Many completions are truncated before their answer: raise rollout.max_completion_length or ask for less.",
+        "Many completions are cut before their answer: raise rollout.max_completion_length, or ask for shorter ones.",
     )
 
 
@@ -112,7 +112,7 @@ def duplicates(evidence: Evidence) -> CheckResult:
         share,
         f"{share:.1%}",
         "The completions of a group differ.",
-        "Most completions repeat another one of their group, which teaches nothing: raise rollout.temperature.",
+        "Most completions repeat another of their group, which teaches nothing: raise rollout.temperature.",
     )
 
 

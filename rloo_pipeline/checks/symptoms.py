@@ -116,13 +116,14 @@ def reward_hacking(history: RoundHistory, *, effect: Positive = 0.2, monitors: l
     rise = history.rise("reward", "reward_std")
     if rise is None or rise < effect or history.is_noise("reward"):
         return None
+    rose = f"the reward rose by {rise:.1f} standard deviations, but "
     for name in monitors if monitors is not None else history.monitors:
         fall = history.rise(f"rewards/{name}/mean", f"rewards/{name}/std")
         if fall is not None and fall <= -effect and not history.is_noise(f"rewards/{name}/mean"):
             first, latest = history.start(f"rewards/{name}/mean"), history.latest(f"rewards/{name}/mean")
-            return f"the reward rose by {rise:.1f} standard deviations, {name} fell from {first:.3g} to {latest:.3g}"
+            return f"{rose}{name} fell from {first:.3g} to {latest:.3g}"
     if lost := _accuracy_loss(history):
-        return f"the reward rose by {rise:.1f} standard deviations, {lost}"
+        return rose + lost
     return None
 
 
@@ -204,9 +205,9 @@ def cold_start(history: RoundHistory, *, rounds: Count = 3, zero_std: UpToOne = 
 
 @symptom(
     "sampler-trainer mismatch",
-    "in float32, or with update.lora, the sampler had the wrong policy: run this round again, since an update now "
-    "proves its rollouts; in 16 bits it may be rounding: set algorithm.mismatch.correction: token_tis where a token is "
-    "an action, else sequence_mean_mis with min and max near 1",
+    "in float32, or with update.lora, the sampler had the wrong policy: run this round again, and the update checks "
+    "its rollouts; in 16 bits it may be rounding: set algorithm.mismatch.correction: token_tis if a token is an "
+    "action, else sequence_mean_mis with min and max near 1",
 )
 def sampler_mismatch(
     history: RoundHistory, *, logp_difference: Positive = 0.1, kl: Positive = 0.01, outside_band: Fraction = 0.02
@@ -250,7 +251,7 @@ def stale_rollouts(history: RoundHistory, *, effective_sample_size: Fraction = 0
     share, lag = history.now("sampling/token_effective_sample_size"), history.now("sampling/staleness")
     if not lag or share is None or share >= effective_sample_size:
         return None
-    return f"tokens sampled {lag:.2g} rounds earlier count as {share:.0%} of their number from the latest policy"
+    return f"tokens sampled {lag:.2g} rounds earlier are worth only {share:.0%} as many from the latest policy"
 
 
 @symptom(

@@ -45,13 +45,13 @@ def _queue_wait(profile: str | None, minutes: float | None) -> float | None:
 
     if profile is None:
         if minutes is not None:
-            raise UserError("--wait is for SLURM: name the profile too, such as --profile slurm")
+            raise UserError("--wait is for SLURM; name the profile too, such as --profile slurm")
         return None
     folder = Path(installation.profile(profile))
     if read_profile(folder).get("executor") != "rloo-slurm":
         raise UserError(f"--profile {profile}: {folder} does not run on SLURM; name one that does, such as slurm")
     if minutes is not None and not 0 <= minutes < float("inf"):
-        raise UserError(f"--wait {minutes:g}: a wait is not negative; name minutes")
+        raise UserError(f"--wait {minutes:g}: not a wait in the queue; give the minutes, 0 or more")
     return QUEUE_WAIT if minutes is None else minutes
 
 
@@ -77,7 +77,7 @@ def _init(arguments: argparse.Namespace) -> None:
     if arguments.from_trl is not None:
         if given := next((name for name in names[1:] if getattr(arguments, name) is not None), None):
             raise UserError(
-                f"--{given.replace('_', '-')}: the script says it; leave it out, and edit config/config.yaml"
+                f"--{given.replace('_', '-')}: the script sets it; leave it out here, and edit config/config.yaml"
             )
         init_from_trl(arguments.folder, arguments.from_trl, arguments.model, arguments.force)
         return

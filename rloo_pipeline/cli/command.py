@@ -181,7 +181,7 @@ class RlooParser(Parser):
             parser = self.commands.choices[argv[0]]
             option = unknown[0].partition("=")[0]
             suggestion = did_you_mean(option, parser._option_string_actions) if option.startswith("-") else ""
-            parser.error(f"it does not accept '{unknown[0]}'{suggestion}")
+            parser.error(f"unknown argument '{unknown[0]}'{suggestion}")
         return arguments
 
     def format_help(self) -> str:

@@ -23,7 +23,7 @@ def install(profiles: Path, target: Path | None = None) -> Iterator[str]:
 
     folders = [file.parent for file in sorted(profiles.glob("*/profile.v9+.yaml")) if file.parent.name != "default"]
     if not folders:
-        raise UserError(f"{profiles}: no profiles here; call it in the project's folder")
+        raise UserError(f"{profiles}: no profiles here; run this in the project's folder")
     target = target or Path(get_appdirs().user_config_dir)
     target.mkdir(parents=True, exist_ok=True)
     for profile in folders:

@@ -123,7 +123,7 @@ def _run(*command: str, ignored_error: str = "\0", **environment: str) -> list[s
             command, env={**os.environ, **environment}, capture_output=True, text=True, check=False, timeout=120
         )
     except FileNotFoundError:
-        raise UserError(f"no {command[0]} on the PATH: call this where SLURM's commands are") from None
+        raise UserError(f"no {command[0]} on the PATH: run this where SLURM's commands are installed") from None
     except subprocess.TimeoutExpired:
         raise UserError(f"`{' '.join(command)}` gave no answer for two minutes; try again later") from None
     if outcome.returncode and ignored_error not in outcome.stderr:

@@ -67,11 +67,11 @@ def submit(run: str, plan: allocation.Plan, resources: Resources) -> str:
 
     folder = plan.folder
     if "\n" in str(folder):  # a line break would add lines, and thus sbatch options, to the script
-        raise UserError(f"{str(folder)!r}: a folder with a line break in its name; rename it")
+        raise UserError(f"{str(folder)!r}: the folder's name has a line break; rename it")
     try:
         executor = submitit.SlurmExecutor(folder=folder)
     except RuntimeError:
-        raise UserError("no srun on the PATH: call this where SLURM's commands are") from None
+        raise UserError("no srun on the PATH: run this where SLURM's commands are installed") from None
     # submitit hides these from sbatch; as variables they would also override what `--sbatch` says
     defaults = {name: value for name in DEFAULTS if (value := os.environ.get(f"SBATCH_{name.upper()}"))}
     cluster = {name: value for name, value in os.environ.items() if name == "SLURM_CONF"}
@@ -143,7 +143,7 @@ def cancel(run: Path, patience: float = 90.0) -> str:
     number = record["job"]
     job = slurm.job(number)
     if job is None:
-        return f"{run.name}: job {number} has ended already"
+        return f"{run.name}: job {number} has already ended"
     if record["controller"] and job.state == "RUNNING":
         (run / FOLDER / allocation.STOP).touch()
         deadline = time.monotonic() + patience
@@ -152,7 +152,7 @@ def cancel(run: Path, patience: float = 90.0) -> str:
     if job := slurm.job(number):
         slurm.cancel(number)
         allocation.record(run / FOLDER, "cancelled", job.restarts + 1, number, allocation.CANCELLED)
-    return f"{run.name}: job {number} is cancelled; {allocation.CANCELLED}"
+    return f"{run.name}: job {number} was cancelled; {allocation.CANCELLED}"
 
 
 def _read_record(folder: Path) -> dict[str, Any] | None:

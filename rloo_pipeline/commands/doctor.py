@@ -27,7 +27,7 @@ def doctor(arguments: ConfigArguments, project: Path, profile: Path | None, with
     """
     problems = show(_findings(arguments, project, profile, with_image), Terminal())
     if problems:
-        raise UserError(f"{problems} {'problem' if problems == 1 else 'problems'}: see above what to do")
+        raise UserError(f"{problems} {'problem' if problems == 1 else 'problems'}, see above for what to do")
 
 
 def _findings(arguments: ConfigArguments, project: Path, profile: Path | None, with_image: bool) -> Iterator[Finding]:

@@ -44,7 +44,7 @@ def export(config: Config, run: Path, output: Path, merge: bool, number: int | N
             for name in manifest.file_names(folder):
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(folder / name, target / name)  # without its mode, which may forbid writing
-    say(f"{folder} is in {output}")
+    say(f"wrote {folder} to {output}")
 
 
 def _merge(policy: Policy, dtype: str, target: Path) -> None:

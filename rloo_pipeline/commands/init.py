@@ -6,7 +6,6 @@ profiles and a README. Data in a single file is split into training and held-out
 """
 
 import json
-import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +23,7 @@ from rloo_pipeline.before_run.dataset_inputs import require_hub_name
 from rloo_pipeline.commands.project_data import HUB_ID, ProjectData, dump_rows, place_in, project_data
 from rloo_pipeline.commands.trl_options import groups
 from rloo_pipeline.commands.trl_project import TrlProject
+from rloo_pipeline.config.loading import flow
 from rloo_pipeline.config.run_keys import valid_run_name
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.report.frame import templates_of
@@ -233,7 +233,7 @@ def _context(folder: Path, model: ProjectModel, data: ProjectData, reward: str |
 def files_of(context: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yields the files of the project, relative to its folder, and their texts."""
     environment = templates_of("rloo_pipeline.commands", keep_trailing_newline=True)
-    environment.filters["flow"] = _flow
+    environment.filters["flow"] = flow
     environment.filters["python"] = repr
     for name in WITHOUT_DATA if context["tables"] else TEMPLATES:
         template = "test_own_reward.py" if context["reward"] and name == "test_rewards.py" else Path(name).name
@@ -248,12 +248,6 @@ def files_of(context: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"profiles/{profile}/{file.name}", file.read_text(encoding="utf-8")
 
 
-def _flow(value: Any) -> str:
-    """Formats a value as YAML on one line."""
-    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10_000)
-    return re.sub(r"\n\.\.\.\n$", "", text).strip()
-
-
 def next_steps(folder: Path, data: ProjectData, fetch: str, console: Terminal) -> None:
     """Prints the next commands to type. `fetch` is the line that fetches the data, or empty."""
     if data.splits:
@@ -261,8 +255,8 @@ def next_steps(folder: Path, data: ProjectData, fetch: str, console: Terminal) -
     enter = "" if folder.resolve() == Path.cwd() else f"  cd {shlex.quote(str(folder))}\n"
     console.print(
         f"\nNext:\n{enter}{fetch}  rloo check               # model, data and reward, in seconds\n"
-        "  snakemake --cores all    # on this machine; `rloo why` says before what it would run\n"
-        "README.md has the way to a cluster.",
+        "  snakemake --cores all    # on this machine; `rloo why` says beforehand what it would run\n"
+        "README.md says how to run on a cluster.",
         soft_wrap=True,
     )
 

@@ -37,7 +37,7 @@ def plan(runs: RunSet, gpu: str | None, wait: float | None = None, gpus: int | N
         UserError: as for `plan_run`; or --profile and --gpus are combined, or one of them with an experiment.
     """
     if gpus is not None and wait is not None:
-        raise UserError("--profile: the queue is for the settings of a run, and --gpus compares several; leave one out")
+        raise UserError("--profile: the queue is estimated for one layout, but --gpus compares several; leave one out")
     if gpus is not None and runs.experiment is None:
         shape, dtype = model_inputs.shape(runs.first), runs.first.model.dtype
         plan_gpus(runs.first, shape, card_here(gpu or DEFAULT_CARD, dtype), gpus)
@@ -47,10 +47,10 @@ def plan(runs: RunSet, gpu: str | None, wait: float | None = None, gpus: int | N
         return
     if gpus is not None:
         raise UserError(
-            f"--gpus plans a single run, but {runs.name} is an experiment; name the configuration of its base"
+            f"--gpus plans a single run, but {runs.name} is an experiment; pass the configuration of its base"
         )
     if wait is not None:
-        raise UserError(f"--profile: the queue is estimated for one run, and {runs.name} is an experiment")
+        raise UserError(f"--profile: the queue is that of one run, but {runs.name} is an experiment; leave it out")
     console = Terminal()
     dtypes = {config.model.dtype for config in runs.configs.values()}
     card = card_here(gpu, "bfloat16" if "bfloat16" in dtypes else "float32") if gpu else None

@@ -8,6 +8,7 @@ from rloo_pipeline.before_run import estimate, exchange, layouts, memory, speeds
 from rloo_pipeline.before_run.cards import Card
 from rloo_pipeline.before_run.layouts import GpuLayout
 from rloo_pipeline.config import JSON, Config, nest
+from rloo_pipeline.config.loading import flow
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime.console import Terminal
 
@@ -82,7 +83,7 @@ def written(layout: GpuLayout, against: GpuLayout | None = None) -> str:
     if against is not None:
         others = _keys(against)
         flat = {key: value for key, value in flat.items() if others.get(key) != value}
-        return ", ".join(f"{key}: {_flow(value)}" for key, value in flat.items())
+        return flow(flat)[1:-1]  # without the braces
     text = yaml.safe_dump(nest(flat), default_flow_style=None, sort_keys=False)
     return "\n".join(f"  {line}" for line in text.rstrip().splitlines())
 
@@ -96,8 +97,3 @@ def _keys(layout: GpuLayout) -> JSON:
         if value is not None and not (key in ("deepspeed.nodes", "deepspeed.sequence_parallel") and value == 1):
             flat[key] = {one: value[one] for one in ("r", "lora_alpha")} if name == "lora" else value
     return flat
-
-
-def _flow(value: object) -> str:
-    """Formats a value as YAML on one line."""
-    return yaml.safe_dump(value, default_flow_style=True).removesuffix("...\n").strip()

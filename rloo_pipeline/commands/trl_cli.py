@@ -42,7 +42,7 @@ def split(words: list[str]) -> tuple[str, list[str]] | None:
 
 
 def without_launcher(words: list[str]) -> tuple[list[str], JSON]:
-    """A script with its options, and `num_processes`, if a launcher before it says their number.
+    """A script with its options, without the launcher before it, and `num_processes` if the launcher gives it.
 
     Raises:
         UserError: there is no script, or a configuration of accelerate cannot be read.
@@ -57,7 +57,7 @@ def without_launcher(words: list[str]) -> tuple[list[str], JSON]:
 
 
 def _launch_options(launcher: Sequence[str]) -> list[str]:
-    """The options of a launcher that tell its number of processes, in accelerate's words."""
+    """The options of a launcher that set its number of processes, under accelerate's names."""
     options = LAUNCH.findall(" ".join(launcher))
     found = {DEEPSPEED.get(name, name.replace("-", "_")): value for name, value in options}
     nodes = found.pop("nnodes", None)

@@ -119,7 +119,7 @@ class Mismatch(Section):
         if (reject := self.reject) is not None:
             if correction == "none":
                 yield (
-                    "mismatch.reject drops in addition to a correction, and there is none; set mismatch.correction, "
+                    "mismatch.reject drops in addition to a correction, but none is set; set mismatch.correction, "
                     "which can drop by itself"
                 )
             if correction == f"{reject.by}_mis":

@@ -155,7 +155,7 @@ def _algorithm(config: RunKeys) -> Iterator[str]:
     weighted = next((reward for reward in config.rewards if reward.weight not in (0, 1)), None)
     if algorithm.advantage in estimators("of_success") and weighted is not None:
         yield (
-            f"algorithm.advantage: {algorithm.advantage} needs scores 0 and 1, and the reward {weighted.column} "
+            f"algorithm.advantage: {algorithm.advantage} needs scores 0 and 1, but the reward {weighted.column} "
             f"has weight {weighted.weight:g}; set weight 1 for the reward that decides, which must be 0 or 1, and "
             "weight 0 for the others"
         )

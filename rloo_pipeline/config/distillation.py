@@ -48,7 +48,7 @@ class Teacher(ModelSource):
         elif self.changed(*ModelSource.model_fields):
             yield f"models names the teachers; leave out {', '.join(ModelSource.model_fields)} beside it"
         if self.top_k is not None and self.discount:
-            yield "discount counts the KL of later tokens in an advantage, and top_k has none; leave one of the two out"
+            yield "discount counts the KL of later tokens in an advantage, but top_k has none; leave one of the two out"
         if self.top_k is None and self.beta != 1:
             yield f"beta: {self.beta:g} needs the teacher's distribution, and sampled tokens give beta: 1; set top_k"
         for name in self.models:

@@ -44,7 +44,7 @@ class Harness(Section):
 
 
 def check_evaluation_temperature(temperature: float) -> float:
-    """As `check_temperature`, but 0 decodes greedily."""
+    """Like `check_temperature`, but also allows 0, which decodes greedily."""
     return temperature if temperature == 0 else check_temperature(temperature)
 
 

@@ -24,7 +24,7 @@ _RESHAPES = (
     "neither weight the samples nor prove that they are from its policy; leave it out"
 )
 _PIPELINE = "is set by the pipeline"
-_ENGINE = "is internal to vLLM, and does not change the samples; leave it out"
+_ENGINE = "is internal to vLLM and does not change the samples; leave it out"
 _BEAMS = "searches for likely completions, which are not samples from a distribution; leave it out"
 STOPS = ("stop", "stop_token_ids", "repetition_detection")
 """Keys that end a completion; all others mask tokens."""

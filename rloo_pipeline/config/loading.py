@@ -291,6 +291,12 @@ def _parse(text: str, origin: str) -> Any:
         raise UserError(f"{origin}: not valid YAML: {' '.join(str(error).split())}") from error
 
 
+def flow(value: object) -> str:
+    """Formats a value as YAML on one line."""
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10_000)
+    return text.removesuffix("...\n").strip()
+
+
 def _refuse_duplicates(node: yaml.Node, origin: str, visited: set[int]) -> None:
     if id(node) in visited:  # an alias
         return

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from functools import reduce
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from rloo_pipeline.config import cross_checks
 from rloo_pipeline.config.data import ModelSource, Source, braces
@@ -223,6 +223,15 @@ class Config(RunKeys):
     def arm_json(self) -> str:
         """The configuration that all runs of an experiment's arm share, as JSON: everything but name and seed."""
         return self.model_copy(update={"run": "", "seed": 0}).model_dump_json()
+
+    def override(self, changes: Mapping[str, Any]) -> Self:
+        """A copy with some keys changed, each written as `key` or `section.key`."""
+        config = self
+        for path, value in changes.items():
+            section, _, key = path.partition(".")
+            changed = getattr(config, section).model_copy(update={key: value}) if key else value
+            config = config.model_copy(update={section: changed})
+        return config
 
     def only(self, stage: str) -> Self:
         """A copy with the sections that `stage` may read; access to any other section raises AttributeError."""

@@ -101,7 +101,7 @@ def _with_system(prompt: Any, chosen: Any, system_prompt: str, where: str) -> An
     if isinstance(prompt, str):
         if not prompt:
             raise UserError(
-                f"{where}: dataset.system_prompt needs messages, and this row is a string that begins with its prompt; "
+                f"{where}: dataset.system_prompt needs messages, but this row is a string that begins with its prompt; "
                 "give messages, or a column prompt"
             )
         prompt = [{"role": "user", "content": prompt}]

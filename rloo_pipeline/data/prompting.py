@@ -329,7 +329,7 @@ def render(
     except Exception as error:
         if getattr(tokenizer, "chat_template", None) is None:
             raise UserError(
-                f"{path}: the prompt is messages and the model's tokenizer has no chat template; add "
+                f"{path}: the prompt is messages, but the model's tokenizer has no chat template; add "
                 "chat_template.jinja to the model's folder, or give prompts of plain text (dataset.prompt_column)"
             ) from error
         reason = f"{type(error).__name__}: {one_line(error)}"

@@ -140,7 +140,7 @@ class TemplateLint:
         if asked:
             yield TemplateFinding(f"{begin}; set the option {' and '.join(asked)}")
         else:
-            yield TemplateFinding(f"{begin}, and rewards do not see the tag", problem=False)
+            yield TemplateFinding(f"{begin}, but rewards do not see the tag", problem=False)
 
     def _equal(self, chats: Sequence[Any]) -> Iterator[TemplateFinding]:
         """Checks whether different prompts are rendered as the same text."""

@@ -16,7 +16,7 @@ def exact_answer_reward(completions: list[Any], answer: list[str | None]) -> lis
     for expected in answer:
         if not isinstance(expected, str | None):
             raise UserError(
-                f"exact_answer_reward compares strings, and the column answer has {expected!r:.50} of type "
+                f"exact_answer_reward compares strings, but the column answer has {expected!r:.50} of type "
                 f"{type(expected).__name__}: make it a string, or use math_reward"
             )
     return [

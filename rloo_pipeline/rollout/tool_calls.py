@@ -59,20 +59,20 @@ class CallReader:
         self.template = template
         self.readers: dict[str, tuple[ToolParser, Any]] = {}
         names = sorted(ToolParserManager.list_registered())
+        candidates = AUTO if parser == "auto" else (parser,)
+        others = ", ".join(name for name in ("auto", *names) if name not in (parser, *candidates))
         if parser != "auto" and parser not in names:
             raise UserError(
-                f"rollout.tool_parser: vLLM has no parser '{parser}'{did_you_mean(parser, names)}; set auto, or one of "
-                f"{', '.join(names)}"
+                f"rollout.tool_parser: vLLM has no parser '{parser}'{did_you_mean(parser, names)}; set one of {others}"
             )
         self.texts = [template.turn_text(call_message([example])) for example in EXAMPLES]
-        candidates = AUTO if parser == "auto" else (parser,)
         self.name = next((name for name in candidates if self._reads_examples(name)), "")
         if not self.name:
             template.check([])  # raises if the cause is the template, which writes no calls
-            subject = "none of these parsers" if parser == "auto" else "it"
+            tried = f"none of {', '.join(AUTO)} reads" if parser == "auto" else "this parser does not read"
             raise UserError(
-                f"rollout.tool_parser: {parser} ({', '.join(candidates)}): {subject} reads a call as the chat template "
-                f"of {template.name} writes it ({self.texts[0].strip()!r:.120}); name another of vLLM's parsers"
+                f"rollout.tool_parser: {parser}: {tried} calls as the chat template of {template.name} writes them "
+                f"({self.texts[0].strip()!r:.120}); set one of {others}"
             )
         first, other = (after_thinking(text).split() for text in self.texts)
         self.mark = (first[0].partition("{")[0] or first[0]) if first[0] == other[0] else ""

@@ -46,8 +46,8 @@ def claim(needed: int, from_the_end: bool = False) -> None:
     is_sure = "CUDA_VISIBLE_DEVICES" in os.environ or not devices.has_gpu()  # else nvidia-smi may have failed
     if not visible and is_sure and devices.packages_are_for_gpus():  # torch would train on the CPU without a word
         raise UserError(
-            "this process can use no GPU, and the packages installed here are for GPUs; ask SLURM for one (gres in the "
-            "profile, or --gpus-per-node), or see what `nvidia-smi -L` says"
+            "this process cannot use a GPU, but the packages installed here are for GPUs; ask SLURM for one (gres in "
+            "the profile, or --gpus-per-node), or see what `nvidia-smi -L` says"
         )
     if not _taken and len(visible) <= needed:
         return

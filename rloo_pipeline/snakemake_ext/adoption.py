@@ -57,7 +57,7 @@ def _check_config(folder: Path, config: Config) -> None:
         before, now = flatten(earlier.params(stage)), flatten(config.params(stage))
         if key := next((key for key in before | now if key in before and before[key] != now.get(key)), None):
             raise UserError(
-                f"{folder} was made with {key}: {before[key]}, and the configuration now has {now.get(key)}: adopt it "
+                f"{folder} was made with {key}: {before[key]}, but the configuration now has {now.get(key)}; adopt it "
                 f"with {folder / 'config.yaml'} as its configuration, and change keys afterwards"
             )
 

@@ -67,7 +67,7 @@ def _refuse_twice(option: str, given: Sequence[Sequence[object]]) -> None:
     if len(given) > 1:
         together = shlex.join(map(str, chain.from_iterable(given)))
         raise UserError(
-            f"{option} is given {len(given)} times, and Snakemake would use only the last; write it once: {option} "
+            f"{option} is given {len(given)} times, but Snakemake would use only the last; write it once: {option} "
             f"{together}"
         )
 

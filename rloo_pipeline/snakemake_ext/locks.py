@@ -74,7 +74,7 @@ def hold(folder: Path, run: str, results: Path = Path(RESULTS)) -> Hold:
         UserError: the folder is not writable, its name has a line break, or the lock belongs to another user.
     """
     if "\n" in str(folder):
-        raise UserError(f"{str(folder)!r}: a folder with a line break in its name; SLURM and Snakemake misread it")
+        raise UserError(f"{str(folder)!r}: SLURM and Snakemake misread the line break in its name; rename it")
     hidden, place = folder / ".snakemake", results / run
     own = hidden / f"rloo-{run}.lock"
     try:
@@ -83,7 +83,7 @@ def hold(folder: Path, run: str, results: Path = Path(RESULTS)) -> Hold:
     except OSError as error:
         if isinstance(error, PermissionError) and own.exists():
             raise UserError(
-                f"{place}: started by {_user_of(own)}, and this user cannot write {own}; continue a copy "
+                f"{place}: started by {_user_of(own)}, but you cannot write to {own}; continue a copy "
                 "(`rloo adopt`), or let the owner share the folder (chmod -R g+w)"
             ) from None
         raise UserError(f"{folder}: a run needs a folder in which it can write ({error.strerror})") from None

@@ -78,8 +78,8 @@ def missing(call: SnakemakeCall) -> str | None:
             if not file.exists():
                 rounds = ", with all rounds, since states between them are not kept" if config.rounds else ""
                 return (
-                    f"{file} is missing, and nothing else of the finished run needs it: put it back, or make it "
-                    f"again{rounds if 'policies' in name else ''}: {typed()} -- {file}"
+                    f"{file} is missing, and since the run is finished, nothing would make it again: put it back, or "
+                    f"make it again{rounds if 'policies' in name else ''}: {typed()} -- {file}"
                 )
     return None
 

@@ -46,7 +46,7 @@ def freeze(call: SnakemakeCall) -> None:
 
 
 def mark_unfinished(call: SnakemakeCall) -> None:
-    """Makes summaries that will be rewritten older than all other files, since jobs will change their sources."""
+    """Dates summaries that will be rewritten before all other files, since jobs will change their sources."""
     for run in call.to_finish():
         if (file := call.run_folder(run) / "summary.json").exists():
             copy = shutil.copyfile(file, file.with_name(".summary.json.old"))  # a colleague may own the file
@@ -110,7 +110,7 @@ def _link(link: Path, target: Path) -> None:
             if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
                 raise
             raise UserError(
-                f"{link}: this file system has no symbolic links ({error.strerror}), and an experiment needs them; use "
+                f"{link}: this file system has no symbolic links ({error.strerror}), but an experiment needs them; use "
                 "another folder"
             ) from error
 

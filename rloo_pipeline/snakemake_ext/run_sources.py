@@ -137,7 +137,7 @@ def lost(config: Config, folder: Path) -> str | None:
         return None
     for _, folder in _by_name(config):
         if str(folder) in paths and not folder.exists():
-            return f"{folder} is missing, and the run began with this folder; put it back, or give the run another name"
+            return f"{folder} is missing, but the run began with this folder; put it back, or give the run another name"
     return None
 
 

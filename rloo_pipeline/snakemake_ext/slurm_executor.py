@@ -87,7 +87,7 @@ class Executor(plugin.Executor):  # type: ignore[misc]
     def __init__(self, workflow: Any, logger: Any) -> None:
         """Raises WorkflowError without sbatch, or if the SLURM plugin is not the supported version."""
         if shutil.which("sbatch") is None:
-            raise WorkflowError("no sbatch on the PATH: call this where SLURM's commands are")
+            raise WorkflowError("no sbatch on the PATH: run this where SLURM's commands are installed")
         try:
             guard.require("snakemake-executor-plugin-slurm")
         except UserError as error:

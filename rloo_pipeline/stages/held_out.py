@@ -47,8 +47,7 @@ def held_out(
     """
     rewards = [reward for reward in config.rewards if not reward.gpus]
     whole = all(reward.weight == 0 for reward in config.rewards if reward.gpus)
-    correct = config.correct.model_copy(update={"reward": config.deciding_reward.column})
-    config = config.model_copy(update={"rewards": rewards, "correct": correct})
+    config = config.override({"rewards": rewards, "correct.reward": config.deciding_reward.column})
     tables = round_tables.read_held_out(RoundFiles(rollouts, scores), round_, config.evaluation.temperature)
     policy = config.rollout.policy_of(round_)
     # evaluation.each_round was 0 when the round was sampled, or evaluation.temperature was different

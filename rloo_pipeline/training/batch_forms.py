@@ -92,7 +92,7 @@ class Padded(Packed):
     def micro_batches(
         self, sequences: Sequences, rows: Sequence[int], max_tokens: int, shares: int = 1
     ) -> list[list[int]]:
-        """As in `Packed`, but padding counts towards `max_tokens`."""
+        """Like those of `Packed`, but padding counts towards `max_tokens`."""
         lengths = {row: len(sequences.prompts[row]) + len(sequences.completions[row]) for row in rows}
         limit = min(max_tokens, -(-sum(lengths.values()) // shares))
         most = self.most_sequences or len(lengths)

@@ -126,7 +126,7 @@ class TokenLogProbs(nn.Module):
         self.replay.use(pack.experts, pack.input_ids.device)
         if pack.vision is not None:
             raise UserError(
-                f"{self.name} was loaded for prompts without images, and these have some; run the stage "
+                f"{self.name} was loaded for prompts without images, but these have some; run the stage "
                 "`warmstart` of this run again"
             )
         with attention.checked_forward(self.name, self.num_layers):

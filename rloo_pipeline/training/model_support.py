@@ -120,10 +120,9 @@ def check_model(hf_config: Mapping[str, Any], longest: int | None = None, file: 
     limit = length_limit(hf_config)
     if limit is not None and longest is not None and longest > limit.tokens:
         raise UserError(
-            f"{file}: {kind} has {limit.cause}, and the longest prompt and completion together may have {longest} "
-            "tokens; longer ones would change the others of their batch, so lower dataset.max_prompt_length or the "
-            f"max_completion_length of rollout and evaluation until they have {limit.tokens} at most, or use another "
-            "model"
+            f"{file}: {kind} has {limit.cause}, but a prompt and its completion may have {longest} tokens, and would "
+            "change the others of their batch; lower dataset.max_prompt_length or the max_completion_length of rollout "
+            f"and evaluation so that together they have at most {limit.tokens}, or use another model"
         )
 
 
@@ -220,7 +219,7 @@ def _lora_problem(hf_config: Mapping[str, Any], lora: Lora) -> str | None:
     experts, text = experts_key(hf_config), text_config(hf_config)
     if experts and (named := ", ".join(sorted(targets - ATTENTION_MODULES))):
         return (
-            f"{kind} has experts ({experts}: {text[experts]}), and vLLM does not serve an adapter on its {named} in "
+            f"{kind} has experts ({experts}: {text[experts]}), but vLLM does not serve an adapter on its {named} in "
             f"PEFT's format; name attention modules in update.lora.target_modules, such as {EXAMPLE}"
         )
     return None

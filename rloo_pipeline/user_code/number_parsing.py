@@ -95,7 +95,7 @@ def first(text: str) -> Number | None:
 
 
 def same(gold: Number, answer: Number) -> bool:
-    """True if two numbers share one of their values; compared to 6 decimals unless both are integers."""
+    """True if two numbers have a value in common; values are compared to 6 decimals unless both are integers."""
     return any(abs(a - b) <= _tolerance(a, b) for a in gold.values for b in answer.values)
 
 

@@ -59,7 +59,7 @@ def test_a_controller_continues_after_its_time_limit_and_cancels_its_stages_when
     cluster.submit("--controller", "--time=5", *arguments, "--until", "rollout")
     stage, _ = wait_until(lambda: cluster.running("rollout"), 120, "a rollout runs")
     cancelled = cluster.rloo("cancel", "mini")
-    assert "is cancelled" in cancelled.stdout, cancelled.stderr
+    assert "was cancelled" in cancelled.stdout, cancelled.stderr
     wait_until(lambda: stage not in ask("squeue", "-h", "-o", "%A").split(), 60, "the rollout has ended")
     outcome_file = cluster.folder / "results" / "mini" / "logs" / "submit" / "outcome.json"
     assert json.loads(outcome_file.read_text())["outcome"] == "cancelled"

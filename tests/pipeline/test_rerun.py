@@ -458,7 +458,10 @@ def test_a_copy_without_its_times_and_records_is_adopted_if_its_files_are_whole(
     shutil.rmtree(run / "policies" / "00002")
     outcome = project.snakemake("--cores", "1")
     assert outcome.returncode == 1
-    assert "policies/00002 is missing, and nothing else of the finished run needs it" in outcome.stdout + outcome.stderr
+    assert (
+        "policies/00002 is missing, and since the run is finished, nothing would make it again"
+        in outcome.stdout + outcome.stderr
+    )
 
 
 def test_a_copy_that_only_lacks_snakemakes_records_is_adopted_with_the_policies_that_are_not_kept(finished, tmp_path):

@@ -88,7 +88,7 @@ def test_each_node_has_a_policy_that_goes_through_its_own_disk(model, output) ->
     weights = {name: tensor for file in files for name, tensor in load_file(file).items()}
     assert all(torch.equal(tensor, weights[name]) for name, tensor in load_file(model / WEIGHTS).items())
     shutil.rmtree(output / "node 0")
-    with pytest.raises(UserError, match="safetensors: not on this machine, but on a node's own disk"):
+    with pytest.raises(UserError, match="safetensors: not on this machine: it is on another node's disk"):
         Policy(policy).verify()
     assert not node_files.fill(policy)
     [copy] = (output / "node 1").rglob(".00001.*.tmp")

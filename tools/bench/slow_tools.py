@@ -77,8 +77,7 @@ def main() -> None:
 
 def _with_tool(config: Config, file: Path, slow: list[str], seconds: float) -> Config:
     file.write_text(TOOL.format(slow=slow, seconds=seconds))
-    rollout = config.rollout.model_copy(update={"tools": [f"{file}:calculator"]})
-    return config.model_copy(update={"rollout": rollout})
+    return config.override({"rollout.tools": [f"{file}:calculator"]})
 
 
 def _sample(sampler: Sampler, config: Config, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], float]:

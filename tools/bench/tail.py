@@ -80,8 +80,7 @@ def simulate(budget: int | None) -> Figures:
     values = yaml.safe_load(MINI.read_text())
     values["rollout"] = {"num_generations": 8, "generation_batch_size": 512, "max_completion_length": LONGEST}
     config = Config.model_validate(values)
-    rollout = config.rollout.model_copy(update={"token_budget": budget or LONGEST})  # that one cuts nothing
-    config = config.model_copy(update={"rollout": rollout})
+    config = config.override({"rollout.token_budget": budget or LONGEST})  # that one cuts nothing
     lost = steps = tokens = completions = 0
     ages = []
     with tempfile.TemporaryDirectory() as folder:

@@ -49,9 +49,13 @@ def config_of(size: str) -> Config:
     from rloo_pipeline.config.loading import load
 
     config = load(machine.ROOT / ".test" / "config" / "config.yaml")
-    keys = {"gradient_checkpointing": gpu.SIZES[size].checkpointing, "max_tokens_per_micro_batch": "auto"}
-    training = {"model": config.model.model_copy(update={"dtype": "bfloat16"})}
-    return config.model_copy(update=training | {"deepspeed": config.deepspeed.model_copy(update=keys)})
+    return config.override(
+        {
+            "model.dtype": "bfloat16",
+            "deepspeed.gradient_checkpointing": gpu.SIZES[size].checkpointing,
+            "deepspeed.max_tokens_per_micro_batch": "auto",
+        }
+    )
 
 
 def dims_of(size: str) -> ModelDims:

@@ -127,7 +127,7 @@ def test_a_policy_that_this_run_did_not_train_is_refused(tmp_path) -> None:
     write_table(tmp_path / "rounds" / "00002" / lineage.TRAIN, policy=digest)
     assert Policy(folder).digest == digest
     write_table(tmp_path / "rounds" / "00002" / lineage.TRAIN, policy="0" * 64)
-    with pytest.raises(UserError, match="00002: not the policy that round 2 of this run has trained"):
+    with pytest.raises(UserError, match="00002: not the policy that round 2 of this run trained"):
         Policy(folder).digest
 
 

@@ -30,7 +30,7 @@ def test_a_node_without_the_controllers_folder_is_refused(tmp_path, monkeypatch)
     monkeypatch.setenv(scratch.EXCHANGE, str(tmp_path / "store"))
     place = node_files.place(tmp_path / "policies" / "00001")
     assert place
-    with pytest.raises(UserError, match="store: the folder of exchange is not on "):
+    with pytest.raises(UserError, match=r"store: this folder for policies \(exchange\) is missing on "):
         node_files.make(place, tmp_path / "policies")
     assert not Path(tmp_path / "store").exists()
 

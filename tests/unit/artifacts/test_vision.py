@@ -73,7 +73,11 @@ def test_the_vision_encoder_is_counted_by_the_names_of_its_tensors(gemma) -> Non
             {"size": {"height": 28, "width": 28}},
             "makes images of 28 by 28 .* takes 56 by 56",
         ),
-        ("processor_config.json", {"image_seq_length": 256}, "makes 256 tokens .* set image_seq_length: 16"),
+        (
+            "processor_config.json",
+            {"image_seq_length": 256},
+            "into 256 tokens, .* set image_seq_length: 16",
+        ),
         ("config.json", {"text_config": {"sliding_window": 8}}, r"an image has 16 tokens .* window \(8\)"),
     ],
 )

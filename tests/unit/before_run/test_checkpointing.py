@@ -7,7 +7,7 @@ from helpers import ROOT, mini
 
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.before_run import advice, cards, checkpointing, memory
+from rloo_pipeline.before_run import cards, checkpointing, memory
 from rloo_pipeline.before_run.estimate import GpuEstimate
 from rloo_pipeline.before_run.memory import MicroBatch, RunMemory
 from rloo_pipeline.config import Config, Offload
@@ -23,7 +23,7 @@ def test_it_is_on_where_the_estimate_without_it_exceeds_the_room(sft, optimizer)
     """SFT has an optimizer of its own."""
     other = {"warmstart": {"sft": {"optimizer": optimizer}}} if sft else {"update": {"optimizer": optimizer}}
     config = Config(**mini(deepspeed={"gradient_checkpointing": "auto", "max_tokens_per_micro_batch": 65536}, **other))
-    without = advice.override(config, {"deepspeed.gradient_checkpointing": False, "update.optimizer": optimizer})
+    without = config.override({"deepspeed.gradient_checkpointing": False, "update.optimizer": optimizer})
     batch = MicroBatch(65536, 65536, several=True) if sft else None
     edge = memory.total(RunMemory(without, SHAPE, "cuda").update(batch)) / memory.ROOM
     for room, expected in ((edge * 0.999, True), (edge * 1.001, False)):
@@ -64,7 +64,7 @@ def test_micro_batches_are_as_large_as_the_card_allows(optimizer, recomputed) ->
     assert config.deepspeed.micro_batch_tokens == 16384
 
     def needed(tokens: int) -> float:
-        plain = advice.override(config, {"update.optimizer": optimizer or config.update.optimizer})
+        plain = config.override({"update.optimizer": optimizer or config.update.optimizer})
         copies = 1.0 if optimizer else memory.copies(config, config.rollout.max_completion_length / 4)
         batch = MicroBatch(tokens, tokens, several=True, copies=copies)
         return memory.total(RunMemory(plain, SHAPE, "cuda").update(batch)) / memory.ROOM
@@ -100,12 +100,12 @@ LLAMA_70B = ModelDims(8192, 80, 8192, 1024, 28672, 128256, 70_553_706_496)
 @pytest.mark.parametrize(("nodes", "card", "fits"), [(4, "h100:80", True), (2, "h100:80", False), (2, "h200", True)])
 def test_70_billion_weights_fit_on_four_nodes_and_on_two_of_larger_cards(nodes, card, fits) -> None:
     config = load(ROOT / "config" / "llama-70b.yaml")
-    config = advice.override(config, {"deepspeed.nodes": nodes, "deepspeed.processes": 8 * nodes})
+    config = config.override({"deepspeed.nodes": nodes, "deepspeed.processes": 8 * nodes})
     resolved = checkpointing.resolve_for(config, LLAMA_70B, "cuda", 80e9)
     assert resolved.deepspeed.gradient_checkpointing is True
     by_stage = {fit.stage: fit for fit in GpuEstimate(resolved, LLAMA_70B, cards.card_of(card)).fits()}
     assert by_stage["update"].fits is fits
     assert by_stage["reference"].fits, "log-probs are computed by all processes"
     assert by_stage["rollout"].fits
-    offload = advice.override(resolved, {"deepspeed.offload": Offload(optimizer="cpu")})
+    offload = resolved.override({"deepspeed.offload": Offload(optimizer="cpu")})
     assert next(iter(GpuEstimate(offload, LLAMA_70B, cards.card_of(card)).fits())).fits

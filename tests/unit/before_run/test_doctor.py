@@ -105,7 +105,7 @@ def test_a_quota_that_is_too_small_is_a_problem() -> None:
     lines = f"{header}/dev/sda1 900000 1000000 1100000 0 10 0 0 0\n/dev/sdb1 5 0 0 0 1 0 0 0\n"
     (finding,) = node_checks.quota(lines, needed=50e6)
     assert finding.ok
-    assert finding.message == "0.1 GB of the quota on /dev/sda1 are left"
+    assert finding.message == "0.1 GB of the quota on /dev/sda1 is left"
     assert not next(node_checks.quota(lines, needed=5e9)).ok
 
 
@@ -160,7 +160,7 @@ def test_a_later_attempt_that_its_partition_does_not_allow_is_a_note() -> None:
     (fits,) = slurm_checks.compare_requests(by_name, {"update": ResourceRequest("gpu", 60, 8000, "gpu:1", None, 2)})
     (grows,) = slurm_checks.compare_requests(by_name, {"update": ResourceRequest("gpu", 60, 8000, "gpu:1", None, 3)})
     assert (fits.ok, fits.note, grows.ok, grows.note) == (True, False, True, True)
-    assert "attempt 3 would request 180 minutes, 120 are allowed" in grows.message
+    assert "attempt 3 would request 180 minutes, but 120 are allowed" in grows.message
 
 
 def test_requests_are_read_from_the_workflow_and_the_profile() -> None:

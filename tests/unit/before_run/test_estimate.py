@@ -42,7 +42,7 @@ def qwen(tmp_path) -> model_dims.ModelDims:
 
 
 def gsm8k(**changes) -> Config:
-    return advice.override(load(ROOT / "config" / "gsm8k-qwen3-4b.yaml"), changes)
+    return load(ROOT / "config" / "gsm8k-qwen3-4b.yaml").override(changes)
 
 
 def test_parameters_are_counted_or_computed(qwen, tiny_model) -> None:
@@ -103,8 +103,8 @@ def test_a_stage_that_does_not_fit_comes_with_a_setting_that_does(qwen) -> None:
     advised = dict(re.findall(r"(deepspeed\.\w+): (\w+)", update.advise()))
     changes = {key: value == "true" if value in ("true", "false") else int(value) for key, value in advised.items()}
     assert changes["deepspeed.processes"] > 1, "four billion weights with Adam do not fit on one card"
-    assert next(GpuEstimate(advice.override(config, changes), qwen, card).fits()).fits
-    fewer = advice.override(config, changes | {"deepspeed.processes": 1})
+    assert next(GpuEstimate(config.override(changes), qwen, card).fits()).fits
+    fewer = config.override(changes | {"deepspeed.processes": 1})
     assert not next(GpuEstimate(fewer, qwen, card).fits()).fits
 
 
@@ -115,7 +115,7 @@ def test_where_more_gpus_are_needed_the_memory_of_the_node_is_the_other_way(qwen
     more, offload = update.advise().split("; or, without more GPUs, with ")
     assert "deepspeed.processes: 2" in more
     on_cpu = Offload(optimizer="cpu")
-    changed = advice.override(config, {"deepspeed.offload": on_cpu, "deepspeed.zero_stage": 2})
+    changed = config.override({"deepspeed.offload": on_cpu, "deepspeed.zero_stage": 2})
     assert next(GpuEstimate(changed, qwen, card).fits()).fits
     host = memory.total(RunMemory(changed, qwen).offloaded()) / 1e9
     assert host == pytest.approx(16 * qwen.parameters / 1e9)
@@ -123,7 +123,7 @@ def test_where_more_gpus_are_needed_the_memory_of_the_node_is_the_other_way(qwen
         f"deepspeed.offload: {{optimizer: cpu}}, deepspeed.zero_stage: 2, which takes {host:.1f} GB of the node's "
         "memory for each process"
     )
-    other = advice.override(config, {"update.optimizer": "adamw_8bit", "deepspeed.gradient_checkpointing": True})
+    other = config.override({"update.optimizer": "adamw_8bit", "deepspeed.gradient_checkpointing": True})
     text = next(GpuEstimate(other, qwen._replace(parameters=9_000_000_000), card).fits()).advise()
     assert "offload" not in text, "only AdamW can"
     assert "zero_stage: 3" not in text
@@ -143,7 +143,7 @@ def test_nothing_is_advised_that_the_configuration_refuses(qwen, changes) -> Non
     assert advice.is_allowed(config)
     text = next(GpuEstimate(config, qwen._replace(parameters=9_000_000_000), cards.card_of("h100")).fits()).advise()
     advised = dict(re.findall(r"(deepspeed\.(?:processes|zero_stage)): (\d)", text.partition(";")[0]))
-    assert advice.is_allowed(advice.override(config, {key: int(value) for key, value in advised.items()})), text
+    assert advice.is_allowed(config.override({key: int(value) for key, value in advised.items()})), text
     assert "deepspeed.processes" not in advised, "several processes are what they refuse"
 
 
@@ -197,7 +197,7 @@ def test_the_plan_of_an_experiment_decides_on_checkpointing_for_its_card(tmp_pat
     monkeypatch.setattr(plan.model_inputs, "shape", lambda _: qwen)
     card = cards.card_of("h100")
     for size, checkpoints in ((1e6, False), (1.0, True)):
-        decided = advice.override(config, {"deepspeed.gradient_checkpointing": checkpoints})
+        decided = config.override({"deepspeed.gradient_checkpointing": checkpoints})
         expected = GpuEstimate(decided, qwen, card._replace(gigabytes=size)).hours()
         assert plan._costs(config, card._replace(gigabytes=size), 0)[3] == pytest.approx(sum(expected.values()))
 
@@ -224,7 +224,7 @@ def test_a_model_too_large_for_eight_gpus_may_fit_with_its_weights_in_the_node(q
 
 def test_checkpointing_is_the_first_advice_for_activations(qwen) -> None:
     config = gsm8k(**{"deepspeed.processes": 8, "deepspeed.zero_stage": 3, "deepspeed.gradient_checkpointing": False})
-    config = advice.override(config, {"deepspeed.max_tokens_per_micro_batch": 32768})
+    config = config.override({"deepspeed.max_tokens_per_micro_batch": 32768})
     update = next(GpuEstimate(config, qwen._replace(vocabulary=16000), cards.card_of("h100")).fits())
     assert update.advise().startswith("would fit with deepspeed.gradient_checkpointing: true")
 

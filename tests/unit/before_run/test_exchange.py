@@ -30,9 +30,9 @@ def configured(**changes) -> Config:
         ({}, 2, False, False, "deepspeed.nodes is 1, but stages run on 2: set it to 2"),
         (
             {"deepspeed": {"processes": 2, "nodes": 2}, "workers": "never"},
-            *(2, False, False, "on several nodes it needs the processes of `workers`"),
+            *(2, False, False, "on several nodes it needs warm workers: do not set workers: never"),
         ),
-        ({}, 1, False, True, "a lost policy would be trained again with other rounding: set reproducible: true"),
+        ({}, 1, False, True, "a lost policy would be trained again with different rounding: set reproducible: true"),
     ],
 )
 def test_a_run_that_would_not_find_or_restore_its_policies_is_refused(

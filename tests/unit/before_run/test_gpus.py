@@ -46,7 +46,7 @@ def test_a_machine_with_gpus_is_described_and_each_kernel_is_run(h200, monkeypat
     found = list(gpus.findings(Config(**mini()), in_image=False))
     by_subject = {finding.subject: finding.message for finding in found}
     assert by_subject["GPU"] == "NVIDIA H200, 150.8 GB, compute capability 9.0"
-    assert by_subject["GPUs"] == "2 for this process, for as many stages at once: 0, 1"
+    assert by_subject["GPUs"] == "2 for this process, so as many stages can run at once: 0, 1"
     assert by_subject["links"] == "NVLink between GPUs (NV18)"
     assert by_subject["driver"] == "580.95.05, for CUDA 13.0"
     assert (by_subject["Triton"], by_subject["nvcc"]) == ("Triton runs", "does not run: OSError: no gcc")
@@ -66,7 +66,7 @@ def test_the_packages_for_cpus_and_an_old_driver_are_problems(h200, monkeypatch)
     old = gpus.driver("525.60", (12, 0))
     assert not old.ok
     assert old.fix.startswith(
-        "ask for driver 580 or newer; with cards for data centers, the folder `compat` of CUDA 13"
+        "ask for driver 580 or newer; on data center GPUs it may be enough to put the folder `compat` of CUDA 13"
     )
 
 
@@ -103,7 +103,7 @@ def test_a_slice_of_a_gpu_has_its_own_memory(h200, monkeypatch) -> None:
 def test_warm_engines_cannot_share_a_gpu_in_exclusive_mode_and_what_the_driver_leaves_out_is_no_problem(h200) -> None:
     executable(h200, "nvidia-smi", SMI.replace("Default", "Exclusive_Process"))
     problems = [finding for finding in gpus.findings(Config(**mini()), in_image=True) if not finding.ok]
-    assert [problem.fix for problem in problems] == ["set `workers: never`, or ask for the mode Default"]
+    assert [problem.fix for problem in problems] == ["set `workers: never`, or ask for the compute mode Default"]
     assert all(finding.ok for finding in gpus.findings(Config(**mini(workers="never")), in_image=True))
     executable(h200, "nvidia-smi", SMI.replace("Default", "[N/A]").replace("143771", "[N/A]"))
     findings = [*gpus.findings(Config(**mini()), in_image=True)]
@@ -122,7 +122,7 @@ def test_the_call_of_flash_attention_fits_its_operator(monkeypatch) -> None:
 
 def test_without_a_compiler_the_message_says_what_to_do(monkeypatch) -> None:
     monkeypatch.setattr("torch.utils.cpp_extension.CUDA_HOME", None)
-    with pytest.raises(FileNotFoundError, match="no CUDA_HOME; run `make setup ACCELERATOR=cuda`, or load the module"):
+    with pytest.raises(FileNotFoundError, match="ACCELERATOR=cuda`, or load the CUDA 13 module"):
         gpu_kernels.nvcc()
 
 

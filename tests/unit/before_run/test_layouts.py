@@ -8,7 +8,7 @@ import yaml
 from helpers import ROOT, printed
 
 from rloo_pipeline.artifacts import manifest, model_dims
-from rloo_pipeline.before_run import advice, cards, exchange, layouts, queueing, speeds
+from rloo_pipeline.before_run import cards, exchange, layouts, queueing, speeds
 from rloo_pipeline.before_run.estimate import GpuEstimate
 from rloo_pipeline.commands import plan as plan_module
 from rloo_pipeline.commands.plan import plan_run
@@ -43,7 +43,7 @@ def test_speeds_are_those_that_were_measured() -> None:
     assert (start.fast, start.slow) == tuple(rows["sampling"]["figures"][name] for name in ("start s", "first start s"))
     assert f"{speeds.BETWEEN.typical} s from the end of update" in rows["round"]["note"]
     config = load(ROOT / "tools" / "gpu" / "round.yaml")
-    config = advice.override(config, {"deepspeed.gradient_checkpointing": False})
+    config = config.override({"deepspeed.gradient_checkpointing": False})
     shape = model_dims.ModelDims(2048, 28, 2048, 1024, 6144, 151936, 1_720_567_808)
     slow, fast = (
         queueing.side_seconds(config, GpuEstimate(config, shape, H200).hours(pace)) for pace in ("slow", "fast")
@@ -88,8 +88,8 @@ def test_the_hours_of_stages_add_up_to_those_of_the_plan(monkeypatch) -> None:
 def test_what_makes_an_update_slower_or_faster_changes_its_hours(changes, least, most) -> None:
     # in rounds of long completions an optimizer in host memory is hardly noticed
     one = {"deepspeed.processes": 1, "deepspeed.gradient_checkpointing": False, "rollout.max_completion_length": 1024}
-    plain = advice.override(CONFIG, one)
-    before, after = hours(plain), hours(advice.override(plain, changes))
+    plain = CONFIG.override(one)
+    before, after = hours(plain), hours(plain.override(changes))
     assert least < after["update"] / before["update"] < most
     assert after["rollout"] == before["rollout"]
 
@@ -130,8 +130,8 @@ def test_what_does_not_fit_says_what_would(capsys) -> None:
 @pytest.mark.parametrize("cut", [1.0, 0.9])
 def test_an_optimizer_that_needs_one_process_is_why_a_run_fits_no_eight_gpus(capsys, cut) -> None:
     """Samples of a cut distribution rule out a lag too, so every layout is refused."""
-    config = advice.override(CONFIG, {"update.optimizer": "muon", "update.lora": None, "rollout.top_p": cut})
-    config = advice.override(config, {"algorithm.mismatch": Mismatch(), "algorithm.old_logps": "trainer"})
+    config = CONFIG.override({"update.optimizer": "muon", "update.lora": None, "rollout.top_p": cut})
+    config = config.override({"algorithm.mismatch": Mismatch(), "algorithm.old_logps": "trainer"})
     with pytest.raises(UserError, match="does not fit on 8 × h100"):
         plan_gpus(config, FOUR, H100, 8)
     first, second, *rest = capsys.readouterr().out.splitlines()
@@ -183,4 +183,4 @@ def test_the_queue_is_not_estimated_for_settings_that_are_compared() -> None:
 
 def test_an_adapter_is_too_small_to_mention() -> None:
     assert list(exchange.lines(CONFIG, FOUR, 60))
-    assert not list(exchange.lines(advice.override(CONFIG, {"update.lora": Lora()}), FOUR, 60))
+    assert not list(exchange.lines(CONFIG.override({"update.lora": Lora()}), FOUR, 60))

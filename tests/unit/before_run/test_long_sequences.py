@@ -76,13 +76,13 @@ def test_automatic_micro_batches_are_those_of_all_processes_that_share_one() -> 
     config = Config(**mini(deepspeed={**SHARED, "gradient_checkpointing": True}))
     sizes = [
         checkpointing.resolve_for(one, SMALL, "cuda", 3e10).deepspeed.micro_batch_tokens
-        for one in (config, advice.override(config, {"deepspeed.sequence_parallel": 1}))
+        for one in (config, config.override({"deepspeed.sequence_parallel": 1}))
     ]
     assert 1.9 < sizes[0] / sizes[1] < 2.2
 
 
 def test_inputs_of_layers_in_host_memory_are_in_the_nodes_memory_of_a_plan() -> None:
-    offloaded = advice.override(LONG, {"deepspeed.gradient_checkpointing": "offload"})
+    offloaded = LONG.override({"deepspeed.gradient_checkpointing": "offload"})
     on_gpu, moved = (RunMemory(config, QWQ, "cuda").update()["activations"] for config in (LONG, offloaded))
     inputs = MicroBatch.largest(LONG).tokens * 64 * 5120 * 2
     assert on_gpu - moved == inputs
@@ -92,8 +92,8 @@ def test_inputs_of_layers_in_host_memory_are_in_the_nodes_memory_of_a_plan() -> 
 
 def test_the_shipped_configuration_fits_only_with_sequences_that_gpus_share() -> None:
     assert GpuEstimate(LONG, QWQ, H100).problem == ""
-    alone = advice.override(LONG, {"deepspeed.sequence_parallel": 1})
-    assert "update takes 113 GB a GPU" in GpuEstimate(alone, QWQ, H100).problem
+    alone = LONG.override({"deepspeed.sequence_parallel": 1})
+    assert "update takes 113 GB per GPU" in GpuEstimate(alone, QWQ, H100).problem
     text = (ROOT / "config" / "long-context.yaml").read_text().replace("\n# ", " ")
     terms, shared = (RunMemory(config, QWQ, "cuda").update() for config in (alone, LONG))
     assert f"{(terms['optimizer'] + 2 * terms['weights']) / 1e9:.0f} GB each" in text
@@ -104,7 +104,7 @@ def test_the_shipped_configuration_fits_only_with_sequences_that_gpus_share() ->
 
 
 def test_a_plan_for_gpus_shares_sequences_where_they_do_not_fit_otherwise() -> None:
-    best = layouts.layouts(advice.override(LONG, {"deepspeed.sequence_parallel": 1}), QWQ, H100, 16)[0]
+    best = layouts.layouts(LONG.override({"deepspeed.sequence_parallel": 1}), QWQ, H100, 16)[0]
     assert best.problem == ""
     assert best.config.deepspeed.sequence_parallel == 4
     assert "sequence_parallel: 4" in plan_gpus.written(best)
@@ -113,7 +113,7 @@ def test_a_plan_for_gpus_shares_sequences_where_they_do_not_fit_otherwise() -> N
 
 
 def test_advice_is_to_share_sequences_before_more_gpus_are_taken() -> None:
-    alone = advice.override(LONG, {"deepspeed.sequence_parallel": 1})
+    alone = LONG.override({"deepspeed.sequence_parallel": 1})
     assert "deepspeed.sequence_parallel: 4" in advice.nearest_update(alone, QWQ, H100.gigabytes * 1e9 * memory.ROOM)
 
 

@@ -71,7 +71,7 @@ def test_time_limits_of_code_reward_that_give_none_or_fail_slow_programs_are_tol
     tests = [[{"input": "1", "output": "1"}] * 8, ["assert f(1) == 1"]]
     [note] = found("tests", tests, CODE)
     assert note.note
-    assert "row 0 has 8 inputs of up to 10 s, and a row has 40 s" in note.message
+    assert "row 0 has 8 inputs of up to 10 s, but a row gets 40 s" in note.message
     [problem] = found("tests", tests, CODE, timeout=30, options={"timeout": 1})
     assert "row_timeout (40 s) and timeout (1 s) exceed its timeout (30 s)" in problem.message
     assert found("tests", tests, CODE, options={"timeout": 2}) == []
@@ -91,7 +91,7 @@ def test_solutions_that_are_not_right_and_a_constant_reward_are_told() -> None:
     run = config({"function": MATH, "name": "math"}, {"function": EXACT, "name": "exact"})
     deciding, other = run.rewards
     assert "1 of 2 of these solutions are not right" in reward_audit.verdict(run, deciding, [1.0, 0.5], [0.0, 0.0])
-    assert "does not tell the data's own solutions from wrong" in reward_audit.verdict(
+    assert "here it does not tell the data's own solutions from wrong" in reward_audit.verdict(
         run, other, [0.2, 0.2], [0.2, 0.2]
     )
     assert reward_audit.verdict(run, deciding, [1.0, 1.0], [0.0, 0.0]) == ""

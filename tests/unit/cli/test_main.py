@@ -38,9 +38,9 @@ def outcome(argv: list[str], capsys) -> tuple[int, str, str]:
         (["pla"], "did you mean 'plan'?"),
         (
             ["plan", "--cluster-gup", "x"],
-            "rloo plan: error: it does not accept '--cluster-gup'; did you mean '--cluster-gpu'?",
+            "rloo plan: error: unknown argument '--cluster-gup'; did you mean '--cluster-gpu'?",
         ),
-        (["plan", "a", "b"], "rloo plan: error: it does not accept 'b'"),
+        (["plan", "a", "b"], "rloo plan: error: unknown argument 'b'"),
         (["rollout", "--round", "one"], "argument --round: invalid int value: 'one'"),
         (["watch", "RUN", "--every", "0"], "rloo watch: error: argument --every: 0 is not above 0"),
         (["submit", "--time=60", "--stop-before=-5"], "argument --stop-before: -5 is not above 0"),

@@ -107,11 +107,11 @@ def test_a_run_that_can_work_has_no_problem(case, tmp_path) -> None:
 FROM_FILES = {
     "completions beyond the context": (
         {"rollout": {"max_completion_length": 256}},
-        {"model": "the model's context is 256 tokens, a prompt and rollout.max_completion_length (256) do not fit"},
+        {"model": "the model's context is 256 tokens, too few for a prompt and rollout.max_completion_length (256)"},
     ),
     "completions of the evaluation": (
         {"evaluation": {"max_completion_length": 999}},
-        {"model": "evaluation.max_completion_length (999) do not fit"},
+        {"model": "too few for a prompt and evaluation.max_completion_length (999)"},
     ),
     "no such model folder": ({"model": {"name_or_path": "./modle"}}, {"model": "no such folder (model.name_or_path"}),
     "a home folder": ({"model": {"name_or_path": "~/model"}}, {"model": "~ is not expanded"}),
@@ -128,7 +128,10 @@ FROM_FILES = {
         {"dataset": {"train": {"path": None, "name": "org/data/"}}},
         {"dataset.train": "org/data/: neither a folder (relative to"},
     ),
-    "a file for a folder": ({"model": {"name_or_path": __file__}}, {"model": "is a file, and model.name_or_path"}),
+    "a file for a folder": (
+        {"model": {"name_or_path": __file__}},
+        {"model": "is a file, but model.name_or_path must"},
+    ),
     "no such data folder": (
         {"dataset": {"train": {"path": None, "name": "~/data"}}},
         {"dataset.train": "~/data: no such folder (dataset.train.name, relative to"},
@@ -246,7 +249,7 @@ def test_a_folder_without_weights_is_a_problem_that_internet_does_not_cure(case,
 def test_the_longest_prompt_is_compared_with_the_context(case, tmp_path) -> None:
     results = problems(case(rollout={"max_completion_length": 250}), tmp_path)
     assert "the longest prompt (" in results["dataset.train"]
-    assert "rollout.max_completion_length (250) do not fit into it" in results["dataset.train"]
+    assert "rollout.max_completion_length (250); lower" in results["dataset.train"]
     harness = {"tasks": ["gsm8k"], "max_model_len": 257}
     assert (
         "lower evaluation.harness.max_model_len (257)"
@@ -294,7 +297,7 @@ def test_a_tokenizer_without_a_chat_template_gives_a_one_line_error(case, tmp_pa
     place = tmp_path / "model" / "tokenizer_config.json"
     place.write_text(json.dumps({**json.loads(place.read_text()), "chat_template": None}))
     results = problems(case(), tmp_path)
-    assert "row 0: the prompt is messages and the model's tokenizer has no chat template" in results["dataset.train"]
+    assert "row 0: the prompt is messages, but the model's tokenizer has no chat template" in results["dataset.train"]
 
 
 def test_the_command_ends_with_a_sentence_where_there_is_a_problem(case, tmp_path) -> None:

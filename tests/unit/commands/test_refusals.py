@@ -356,7 +356,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         prompts("row 0: a prompt has no tokens", ""),
     ),
     "data.prompting.render": (
-        Case("row 0: the prompt is messages and", model=lambda folder: (folder / "chat_template.jinja").unlink()),
+        Case("row 0: the prompt is messages, but", model=lambda folder: (folder / "chat_template.jinja").unlink()),
         Case("row 0: the chat template failed", model=written("chat_template.jinja", "{{ raise_exception('no') }}")),
     ),
     "data.prompts_of_round.prompts_of_round": SAMPLED,

@@ -26,3 +26,11 @@ def test_policy_0_after_sft_depends_on_how_sft_was_trained(deepspeed) -> None:
     assert warmstart_params(**deepspeed) != plain
     assert warmstart_params(sft=False, **deepspeed) == warmstart_params(sft=False)
     assert warmstart_params(threads=3, gradient_checkpointing=True, max_tokens_per_micro_batch=64) == plain
+
+
+def test_a_copy_with_other_keys_leaves_the_configuration_as_it_was() -> None:
+    config = Config(**mini())
+    changed = config.override({"rounds": 7, "deepspeed.processes": 4, "deepspeed.zero_stage": 2})
+    assert (changed.rounds, changed.deepspeed.processes, changed.deepspeed.zero_stage) == (7, 4, 2)
+    assert config == Config(**mini()) != changed
+    assert config.override({}) == config

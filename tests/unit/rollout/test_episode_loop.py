@@ -14,7 +14,7 @@ from rloo_pipeline.config import Dataset, Rollout
 from rloo_pipeline.data.tool_template import ToolTemplate, call_message
 from rloo_pipeline.demo.character_model import TOOL_CHAT_TEMPLATE, tool_qwen3
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rollout import resets
+from rloo_pipeline.rollout import resets, tool_calls
 from rloo_pipeline.rollout.episode_loop import Episodes
 from rloo_pipeline.rollout.requests import Completion, Request, SamplingConfig
 from rloo_pipeline.rollout.tool_calls import MALFORMED, TOO_MANY, CallReader
@@ -245,11 +245,14 @@ def test_a_template_that_cannot_be_used_with_tools_is_refused(template, change, 
         template.tokenizer.chat_template = TOOL_CHAT_TEMPLATE
 
 
-def test_a_parser_that_does_not_read_the_templates_calls_is_refused(template) -> None:
+def test_a_parser_that_does_not_read_the_templates_calls_is_refused(template, monkeypatch) -> None:
     with pytest.raises(UserError, match="vLLM has no parser 'hermess'"):
         CallReader(template, "hermess")
-    with pytest.raises(UserError, match="tool_parser: mistral"):
+    with pytest.raises(UserError, match=r"tool_parser: mistral: this parser does not read calls .*; set one of auto, "):
         CallReader(template, "mistral")
+    monkeypatch.setattr(tool_calls, "AUTO", ("mistral",))
+    with pytest.raises(UserError, match="tool_parser: auto: none of mistral reads calls as the chat template "):
+        CallReader(template, "auto")
 
 
 COUNTER = """

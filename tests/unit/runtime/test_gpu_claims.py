@@ -65,7 +65,7 @@ def test_packages_for_gpus_do_not_train_on_the_cpu_without_a_word(monkeypatch, p
     monkeypatch.setattr(importlib.metadata, "version", version)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "NoDevFiles")  # what SLURM sets in a job without a GPU
     gpu_claims.claim(0)
-    with pytest.raises(UserError, match="this process can use no GPU") if package == "vllm" else nullcontext():
+    with pytest.raises(UserError, match="this process cannot use a GPU") if package == "vllm" else nullcontext():
         gpu_claims.claim(1)
 
 

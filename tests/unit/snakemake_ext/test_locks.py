@@ -60,7 +60,7 @@ def test_a_folder_in_which_nothing_can_be_written_is_named(tmp_path) -> None:
 
 
 def test_a_folder_that_would_add_lines_to_a_script_is_refused(tmp_path) -> None:
-    with pytest.raises(UserError, match="a folder with a line break in its name"):
+    with pytest.raises(UserError, match="misread the line break in its name"):
         locks.hold(tmp_path / "a\n#SBATCH --account=other", "a")
 
 
@@ -167,7 +167,7 @@ def test_a_lock_of_a_user_without_a_name_is_refused_in_one_sentence(tmp_path, mo
     own.touch()
     monkeypatch.setattr(locks.os, "open", denied)
     monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
-    with pytest.raises(UserError, match=f"started by user {os.getuid()}, and this user"):
+    with pytest.raises(UserError, match=f"started by user {os.getuid()}, but you cannot"):
         locks.hold(tmp_path, "a")
 
 

@@ -272,7 +272,7 @@ def test_the_account_is_that_of_the_profile_or_left_to_sbatch(monkeypatch, accou
 
 def test_without_sbatch_no_job_is_tried(monkeypatch) -> None:
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(WorkflowError, match="no sbatch on the PATH: call this where SLURM's commands are"):
+    with pytest.raises(WorkflowError, match="no sbatch on the PATH: run this where SLURM's commands are installed"):
         Executor(None, None)
 
 

@@ -114,7 +114,7 @@ def test_a_teacher_with_other_token_ids_is_refused(tiny_model, tmp_path) -> None
     tool_qwen3(tmp_path / "more", 1, hidden_size=32)
     check(tmp_path / "more")
     config = Config.model_validate(mini(algorithm={**KEYS, "teacher": {"name_or_path": str(tiny_model)}}))
-    with pytest.raises(UserError, match="13 of 37 tokens have another id there or none"):
+    with pytest.raises(UserError, match="13 of 37 tokens have a different id or none"):
         model_inputs.check_teacher(config.teachers[""], Policy(tiny_model), Policy(tmp_path / "more"))
 
 

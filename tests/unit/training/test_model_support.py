@@ -53,7 +53,7 @@ def test_a_rotary_embedding_that_changes_limits_the_length_of_sequences(name) ->
     assert limit.tokens == 64
     check_model(config, 64)
     check_model(config)
-    with pytest.raises(UserError, match="together may have 65 tokens") as caught:
+    with pytest.raises(UserError, match="a prompt and its completion may have 65 tokens") as caught:
         check_model(config, 65)
     assert limit.cause in str(caught.value)
     assert config["model_type"] in str(caught.value)
