@@ -49,7 +49,7 @@ from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.runtime import guard
+from rloo_pipeline.runtime import guard, slurm_commands
 from rloo_pipeline.snakemake_ext.slurm_states import JobStates, Outcome, Verdict
 
 LONGEST_WAIT = 60.0
@@ -100,6 +100,8 @@ class Executor(plugin.Executor):  # type: ignore[misc]
         self._waiting = ThreadPoolExecutor(1)
         """Makes calls that wait for SLURM, one at a time."""
         self._last_end = time.monotonic()
+        for name in filter(slurm_commands.OF_SHELL.match, [*os.environ]):  # the plugin calls these commands too
+            del os.environ[name]
         if "SLURM_JOB_ID" in os.environ:  # submitted jobs must not take this one's resources for theirs
             if account := os.environ.get("SLURM_JOB_ACCOUNT"):  # submitit does not pass SBATCH_ACCOUNT on
                 os.environ.setdefault("SBATCH_ACCOUNT", account)
@@ -217,14 +219,13 @@ class Executor(plugin.Executor):  # type: ignore[misc]
 
     def _submit_again(self, submit: Callable[..., None], *arguments: Any) -> None:
         """Cancels jobs that SLURM may have accepted without saying so, then submits them again."""
-        with self._submitting:
-            queue = subprocess.run(
-                ["squeue", "-h", f"--name={self.run_uuid}", "--format=%F"], capture_output=True, text=True, check=False
-            )
-            if unnamed := sorted({*queue.stdout.split()} - self._known):
-                self.logger.warning(f"SLURM took job {', '.join(unnamed)} without an answer; cancelling it.")
-                subprocess.run(["scancel", *unnamed], check=False)
-        if queue.returncode:
+        try:
+            with self._submitting:
+                queue = slurm_commands.run("squeue", "-h", f"--name={self.run_uuid}", "--format=%F")
+                if unnamed := sorted({*" ".join(queue).split()} - self._known):
+                    self.logger.warning(f"SLURM took job {', '.join(unnamed)} without an answer; cancelling it.")
+                    slurm_commands.run("scancel", *unnamed)
+        except UserError:
             self._later(self._submit_again, submit, *arguments)
         else:
             submit(*arguments)
@@ -233,7 +234,10 @@ class Executor(plugin.Executor):  # type: ignore[misc]
         """Cancels the run's jobs, including those that a thread was just submitting when the user interrupted."""
         self._job_submission_executor.shutdown(wait=False, cancel_futures=True)
         super().cancel()  # waits for the submitting threads
-        subprocess.run(["scancel", f"--name={self.run_uuid}"], check=False)
+        try:
+            slurm_commands.run("scancel", f"--name={self.run_uuid}")
+        except UserError as error:
+            self.logger.warning(str(error))
 
     async def check_active_jobs(self, active_jobs: list[Any]) -> AsyncIterator[Any]:
         """Reports jobs that have ended and yields the others."""

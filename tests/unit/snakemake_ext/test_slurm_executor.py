@@ -149,7 +149,8 @@ def test_all_jobs_that_are_ready_are_submitted(monkeypatch) -> None:
 def test_a_job_is_submitted_until_slurms_controller_answers(monkeypatch, tmp_path, answer) -> None:
     """None counts as failed, so none requests the resources of a second attempt. What SLURM took is cancelled."""
     executor, waits = Jobs([]), []
-    monkeypatch.setattr(slurm_executor.time, "sleep", lambda seconds: waits.append(round(seconds)))
+    clock = SimpleNamespace(monotonic=slurm_executor.time.monotonic, sleep=lambda seconds: waits.append(round(seconds)))
+    monkeypatch.setattr(slurm_executor, "time", clock)  # of this module alone, since subprocess sleeps too
     executor.slurm_logdir, executor.format_job_exec = tmp_path, lambda job: "true"
     executor.logger.info = executor.note
     monkeypatch.setattr(Executor, "report_job_submission", lambda self, info: self.note(info.external_jobid))
@@ -274,6 +275,20 @@ def test_without_sbatch_no_job_is_tried(monkeypatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(WorkflowError, match="no sbatch on the PATH: call this where SLURM's commands are"):
         Executor(None, None)
+
+
+def test_the_plugins_calls_of_slurms_commands_do_not_see_what_the_users_shell_sets_for_them(
+    monkeypatch, tmp_path
+) -> None:
+    executable(tmp_path, "sbatch", "")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(
+        os, "environ", os.environ | {"SQUEUE_USERS": "me", "SCANCEL_STATE": "PENDING", "SACCT_LOCAL": ""}
+    )
+    seen = []
+    monkeypatch.setattr(plugin.Executor, "__init__", lambda *_: seen.extend(os.environ))
+    Executor(None, None)
+    assert [name for name in seen if name.startswith(("SQUEUE", "SCANCEL", "SACCT"))] == []
 
 
 def test_in_a_job_the_name_of_the_clusters_configuration_stays(monkeypatch, tmp_path) -> None:
