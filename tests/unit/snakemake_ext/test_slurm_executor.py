@@ -10,10 +10,11 @@ from types import SimpleNamespace
 import pytest
 import snakemake_executor_plugin_slurm as plugin
 import snakemake_executor_plugin_slurm_jobstep as jobstep
-from helpers import executable
+from helpers import executable, has_ended
 from snakemake.scheduling.job_scheduler import JobScheduler
 from snakemake_interface_common.exceptions import WorkflowError
 
+from rloo_pipeline.runtime import slurm_commands
 from rloo_pipeline.snakemake_ext import slurm_executor, slurm_job_steps
 from rloo_pipeline.snakemake_ext.slurm_executor import Executor
 from rloo_pipeline.snakemake_ext.slurm_states import BEYOND_LIMITS_FOR, JobStates
@@ -378,6 +379,23 @@ def test_squeue_is_asked_while_sacct_does_not_answer(monkeypatch, tmp_path) -> N
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(executor, "_status_program", lambda: "sacct")
     assert asyncio.run(Executor._ask(executor)) == ({"7": "COMPLETED None"}, False)
+
+
+def test_a_command_of_slurm_that_hangs_is_ended_and_said_once(monkeypatch, tmp_path) -> None:
+    """The run goes on, with no more of them at each question."""
+    executor, lines = Jobs([]), list[str]()
+    executor.logger = SimpleNamespace(warning=lines.append, debug=lambda _: None)
+    executor.status_rate_limiter = nullcontext()
+    (tmp_path / "began").touch()
+    executable(tmp_path, "squeue", f"echo $$ >>{tmp_path}/began; exec sleep 600")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(slurm_commands, "PATIENCE", 1.0)
+    monkeypatch.setattr(executor, "_status_program", lambda: "squeue")
+    monkeypatch.setattr(executor, "_ask", lambda: Executor._ask(executor))
+    assert active(executor, job_info("7")) == active(executor, job_info("7")) == ["7"]
+    [line] = lines
+    assert line.startswith("SLURM does not answer")
+    assert all(has_ended(int(number)) for number in (tmp_path / "began").read_text().split())
 
 
 @pytest.mark.parametrize(
