@@ -76,7 +76,7 @@ REMEDIES = {
     "SIGXFSZ": " (over the limit on file sizes; raise it with `ulimit -f unlimited`)",
     "SIGBUS": " (/dev/shm or a disk is probably full; free some of it, or ask for more)",
 }
-"""What to do about the signal that killed a process."""
+"""Advice about the signal that killed a process, in words that follow its name."""
 
 
 def ending(status: int) -> str:
