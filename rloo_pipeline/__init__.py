@@ -4,9 +4,13 @@ From Python, `run("my-run.yaml", cores=4)` starts a run and `open_run("results/d
 does not import torch, vLLM, DeepSpeed, Snakemake or Arrow.
 """
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.version import __version__
+
+if sys.flags.optimize > 1:  # here, before any module reads the docstrings of the symptoms
+    raise SystemExit("rloo: PYTHONOPTIMIZE=2 removes docstrings, which describe tools to the model; unset it")
 
 if TYPE_CHECKING:
     from rloo_pipeline.commands.launch import run

@@ -3,8 +3,9 @@
 import errno
 import os
 import shutil
+import signal
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -68,6 +69,23 @@ def unexpanded(path: str) -> str:
     """
     part = next((part for part in Path(path).parts if part.startswith(("~", "$"))), None)
     return f"; {part} is not expanded, write out the path" if part else ""
+
+
+REMEDIES = {
+    "SIGXCPU": " (over the limit on CPU time; raise it with `ulimit -t unlimited`)",
+    "SIGXFSZ": " (over the limit on file sizes; raise it with `ulimit -f unlimited`)",
+    "SIGBUS": " (/dev/shm or a disk is probably full; free some of it, or ask for more)",
+}
+"""Advice about the signal that killed a process, in words that follow its name."""
+
+
+def ending(status: int) -> str:
+    """Describes an exit status. Shells and srun report 128 plus the number of the signal that killed a command."""
+    if status > 128:
+        with suppress(ValueError):
+            name = signal.Signals(status - 128).name
+            return f"killed by {name}{REMEDIES.get(name, '')}"
+    return f"ended with exit status {status}" if status else "ended with an error"
 
 
 OF_FILE_SYSTEM = {errno.EIO, errno.ESTALE, errno.EBUSY, errno.ESHUTDOWN}

@@ -7,7 +7,6 @@ first attempt, and a sum with its first number. `scoring_memory` follows from th
 
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ import yaml
 from rloo_pipeline.before_run.findings import Finding
 from rloo_pipeline.config import Config, Scoring
 from rloo_pipeline.errors import UserError, one_line
+from rloo_pipeline.runtime.slurm_commands import run
 from rloo_pipeline.stages.table import ROWS, StageRow
 from rloo_pipeline.workers import gpu_shares
 
@@ -73,16 +73,16 @@ def findings(profile: Path, rules: Path, config: Config) -> Iterator[Finding]:
         return
     if settings.get("executor") != "rloo-slurm":
         return
-    scontrol, sinfo = shutil.which("scontrol"), shutil.which("sinfo")
-    if scontrol is None or sinfo is None:
+    if not (shutil.which("scontrol") and shutil.which("sinfo")):
         yield Finding("slurm", False, "no scontrol and sinfo on the PATH", "run this on a login or compute node")
         return
-    shown = subprocess.run([scontrol, "show", "partition", "-o"], capture_output=True, text=True, check=False)
-    nodes = subprocess.run([sinfo, "-h", "-o", "%R|%m|%G"], capture_output=True, text=True, check=False)
-    if shown.returncode:
-        yield Finding("slurm", False, f"does not respond ({shown.stderr.strip()[:100]})", "check whether SLURM is up")
+    try:
+        shown = "\n".join(run("scontrol", "show", "partition", "-o"))
+        nodes = "\n".join(run("sinfo", "-h", "-o", "%R|%m|%G"))
+    except UserError as error:
+        yield Finding("slurm", False, f"does not respond ({error})", "check whether SLURM is up")
         return
-    yield from compare_requests(partitions(shown.stdout, nodes.stdout), requests(settings, rules, config))
+    yield from compare_requests(partitions(shown, nodes), requests(settings, rules, config))
 
 
 def read_profile(profile: Path) -> dict[str, Any]:

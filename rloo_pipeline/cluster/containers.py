@@ -88,6 +88,20 @@ def require(name: str) -> None:
         )
 
 
+def refuse_missing_binds(in_job: bool) -> None:
+    """Checks the folders that the user has Apptainer bind. `in_job` is as for `prepare`, which leaves out those of
+    APPTAINER_BIND.
+
+    Raises:
+        UserError: a folder does not exist on this machine.
+    """
+    for kind in ("BINDPATH",) if in_job else ("BIND", "BINDPATH"):
+        name = f"APPTAINER_{kind}" if os.environ.get(f"APPTAINER_{kind}") else f"SINGULARITY_{kind}"
+        for folder in (bind.partition(":")[0] for bind in os.environ.get(name, "").split(",")):
+            if folder and not Path(folder).exists():
+                raise UserError(f"{name} names {folder}, which {socket.gethostname()} does not have; take it out")
+
+
 def prepare(config: Config, image: str, in_job: bool = False) -> None:
     """Sets the environment variables that Apptainer and the engines in the image read.
 
@@ -100,7 +114,8 @@ def prepare(config: Config, image: str, in_job: bool = False) -> None:
     Raises:
         UserError: Apptainer cannot bind a file or folder.
     """
-    inherited = os.environ.get("APPTAINER_BIND", "").split(",")
+    # Apptainer reads SINGULARITY_BIND only without APPTAINER_BIND
+    inherited = (os.environ.get("APPTAINER_BIND") or os.environ.get("SINGULARITY_BIND", "")).split(",")
     if in_job:
         inherited = [bind for bind in inherited if Path(bind.partition(":")[0]).exists()]
     cache_folders = dict(_cache_folders(image))

@@ -95,7 +95,8 @@ def prepare(layout: RankLayout, output: Path, arguments: Sequence[str], options:
     sizes = [f"--nodes={nodes}", f"--ntasks={processes}", f"--ntasks-per-node={processes // nodes}"]
     sizes += [f"--cpus-per-task={threads}", "--kill-on-bad-exit=1", *options]
     files = {RENDEZVOUS: str(rendezvous.absolute()), FAILED: str(failed.absolute())}
-    environment = {**os.environ, **files, "SUBMITIT_EXECUTOR": "slurm"}
+    # without ALL, srun withholds these files from the ranks of a job that sbatch started with --export=NONE
+    environment = {**os.environ, **files, "SUBMITIT_EXECUTOR": "slurm", "SLURM_EXPORT_ENV": "ALL"}
     return RankStep(["srun", *sizes, *program(), *arguments], environment, rendezvous, failed)
 
 

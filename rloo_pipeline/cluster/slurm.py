@@ -1,11 +1,11 @@
 """Queries and changes SLURM jobs with squeue, scontrol and scancel; needs no slurmdbd."""
 
 import os
-import subprocess
 from contextlib import suppress
 from typing import NamedTuple
 
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime.slurm_commands import run
 
 
 class SlurmJob(NamedTuple):
@@ -45,7 +45,7 @@ def node_names() -> list[str]:
     Raises:
         UserError: SLURM does not answer.
     """
-    return [*_run("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"])]
+    return [*run("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"])]
 
 
 def job(number: str) -> SlurmJob | None:
@@ -54,7 +54,7 @@ def job(number: str) -> SlurmJob | None:
     Raises:
         UserError: SLURM does not answer.
     """
-    for line in _run("squeue", "-h", "-t", "all", "-o", "%A|%T|%R|%L", "--job", number, ignored_error="Invalid job id"):
+    for line in run("squeue", "-h", "-t", "all", "-o", "%A|%T|%R|%L", "--job", number, ignored_error="Invalid job id"):
         job_id, state, reason, time_left = line.split("|", 3)
         if job_id == number and state not in ENDED:
             restarts = int(_field(number, "Restarts", "0"))
@@ -68,9 +68,9 @@ def ending(number: str) -> str:
     Raises:
         UserError: SLURM does not answer.
     """
-    states = _run("squeue", "-h", "-t", "all", "-o", "%T", "--job", number, ignored_error="Invalid job id")
+    states = run("squeue", "-h", "-t", "all", "-o", "%T", "--job", number, ignored_error="Invalid job id")
     with suppress(UserError):  # sacct is missing, or the cluster keeps no records
-        states = states or _run("sacct", "-X", "-n", "-P", "-o", "State", "-j", number)
+        states = states or run("sacct", "-X", "-n", "-P", "-o", "State", "-j", number)
     return states[0].split()[0] if states else ""
 
 
@@ -80,7 +80,7 @@ def end_of(number: str) -> float | None:
     Raises:
         UserError: SLURM does not answer.
     """
-    lines = [line.strip() for line in _run("squeue", "-h", "-o", "%e", "--job", number, SLURM_TIME_FORMAT="%s")]
+    lines = [line.strip() for line in run("squeue", "-h", "-o", "%e", "--job", number, SLURM_TIME_FORMAT="%s")]
     return float(lines[0]) if lines and lines[0].isdigit() else None
 
 
@@ -90,7 +90,7 @@ def requeue(number: str) -> None:
     Raises:
         UserError: SLURM refuses.
     """
-    _run("scontrol", "requeue", number)
+    run("scontrol", "requeue", number)
 
 
 def cancel(number: str) -> None:
@@ -99,7 +99,7 @@ def cancel(number: str) -> None:
     Raises:
         UserError: SLURM refuses.
     """
-    _run("scancel", number)
+    run("scancel", number)
 
 
 def preempting(number: str) -> bool:
@@ -112,20 +112,5 @@ def preempting(number: str) -> bool:
 
 
 def _field(number: str, name: str, default: str) -> str:
-    fields = " ".join(_run("scontrol", "-o", "show", "job", number, ignored_error="Invalid job id")).split()
+    fields = " ".join(run("scontrol", "-o", "show", "job", number, ignored_error="Invalid job id")).split()
     return next((field.split("=")[1] for field in fields if field.startswith(f"{name}=")), default)
-
-
-def _run(*command: str, ignored_error: str = "\0", **environment: str) -> list[str]:
-    """Output lines of a SLURM command; none if its error contains `ignored_error`."""
-    try:
-        outcome = subprocess.run(
-            command, env={**os.environ, **environment}, capture_output=True, text=True, check=False, timeout=120
-        )
-    except FileNotFoundError:
-        raise UserError(f"no {command[0]} on the PATH: run this where SLURM's commands are installed") from None
-    except subprocess.TimeoutExpired:
-        raise UserError(f"`{' '.join(command)}` gave no answer for two minutes; try again later") from None
-    if outcome.returncode and ignored_error not in outcome.stderr:
-        raise UserError(f"`{' '.join(command)}`: {' '.join(outcome.stderr.split()) or 'failed without a message'}")
-    return [] if outcome.returncode else outcome.stdout.splitlines()

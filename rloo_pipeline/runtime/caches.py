@@ -5,10 +5,12 @@ import fcntl
 import json
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from rloo_pipeline.errors import translate_write_errors
 from rloo_pipeline.runtime import progress, scratch
 
 OWN = ".rloo-"
@@ -37,8 +39,16 @@ def instructions() -> str:
 
 
 def for_snakemake() -> dict[str, str]:
-    """The environment of a Snakemake process, which would fail if it could not write to its own cache."""
-    return os.environ | {"XDG_CACHE_HOME": str(cache_folder())}
+    """The environment of a Snakemake process, which would fail if it could not write to its own cache.
+
+    Raises:
+        UserError: the disk or quota of the cache folder is full. Another folder would lack the models in this one.
+    """
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with translate_write_errors(folder), tempfile.TemporaryFile(dir=folder) as file:
+        file.write(bytes(1 << 12))
+    return os.environ | {"XDG_CACHE_HOME": str(folder)}
 
 
 @contextlib.contextmanager

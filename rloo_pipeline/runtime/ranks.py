@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, ending
 from rloo_pipeline.runtime import controller_watch, progress
 
 RENDEZVOUS = "RLOO_MEETING"
@@ -85,7 +85,8 @@ def refuse_failed(ranks: str, failed: Path, code: int) -> None:
     """
     if code:
         error = failed.read_text() if failed.exists() else ""
-        raise UserError(f"one of the {ranks} failed: {error or f'exit code {code}; see the log'}")
+        end = ending(code) if code > 128 else f"exit code {code}"
+        raise UserError(f"one of the {ranks} failed: {error or f'{end}; see the log'}")
 
 
 def torchrun(processes: int, arguments: Sequence[str]) -> None:

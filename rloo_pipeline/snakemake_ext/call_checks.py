@@ -15,16 +15,18 @@ from rloo_pipeline.trackers import trackers
 
 
 def require_packages(call: SnakemakeCall) -> None:
-    """Checks that the image for stages exists or, without one, that packages of trackers are installed here.
+    """Checks that the image for stages and its binds exist or, without one, that packages of trackers are installed.
 
     Raises:
-        UserError: the image or a tracker's package is missing.
+        UserError: the image, a folder to bind or a tracker's package is missing.
     """
     configs = call.runs.configs.values()
     if not call.in_image:
         trackers.require(sorted({name for config in configs for name in config.trackers}))
         return
     containers.require(call.image)
+    if not call.main or call.workflow.resource_settings.nodes is None:  # otherwise jobs run on other machines
+        containers.refuse_missing_binds(in_job=not call.main)
     for config in configs:
         containers.prepare(config, call.image, in_job=not call.main)
     os.environ[nodes.IMAGE] = call.image

@@ -1,6 +1,5 @@
 """Shows failed jobs: name, error, log, and the command that continues the run."""
 
-import contextlib
 import os
 import re
 import shlex
@@ -14,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from rloo_pipeline.errors import nearly_full, no_space_left
+from rloo_pipeline.errors import ending, nearly_full, no_space_left
 from rloo_pipeline.snakemake_ext.configfiles import is_snakemake
 
 ERROR = re.compile(r"^(?:\S+ \S+ ERROR rloo: )?rloo \S+: error: (?P<message>.*)$", re.MULTILINE)
@@ -25,8 +24,8 @@ RULES = {"update_transient": "update", "update_last": "update"}
 
 
 EXIT_STATUS = re.compile(
-    r"RuleException:\nCalledProcessError in file .*--log=(?P<log>[^\s']+).*"
-    r" (?:returned non-zero exit status (?P<status>\d+)|died with <Signals\.(?P<signal>\w+): \d+>)\.$",
+    r"(?m:^)RuleException:\nCalledProcessError in file .*--log=(?P<log>[^\s']+).*"
+    r" (?:returned non-zero exit status (?P<status>\d+)|died with <Signals\.(?P<signal>\w+): \d+>)\.(?m:$)",
     re.DOTALL,
 )
 """Pattern of Snakemake's message about a failed command, which it prints in addition to the job's error."""
@@ -35,10 +34,10 @@ MOST = 5
 
 
 def exit_status(text: str) -> tuple[str, int] | None:
-    """Parses Snakemake's message about a failed command into its log and exit status, as a shell reports it; None for
-    other messages.
+    """Finds Snakemake's message about a failed command, and returns its log and exit status, as a shell reports it;
+    None without such a message.
     """
-    if match := EXIT_STATUS.match(text):
+    if match := EXIT_STATUS.search(text):
         return match["log"], 128 + signal.Signals[match["signal"]] if match["signal"] else int(match["status"])
     return None
 
@@ -95,22 +94,17 @@ def message_of(logs: Sequence[str], reported: str | None, status: int, before: M
         if messages := ERROR.findall(text):
             return str(messages[-1])
     if reported and reported.strip():
-        return " ".join(reported.split())
+        # SLURM knows only that the job failed; the Snakemake process in the job has written how its command ended
+        ends = [ending(found[1]) for text in texts if (found := exit_status(text))]
+        killed = [f"Its command was {end}." for end in ends if end.startswith("killed")]
+        return " ".join([*reported.split(), *killed])
     for folder in (Path(log).parent for log in logs):
         if folder.exists() and nearly_full(folder):  # on a full disk, the log may lack its end
             return no_space_left(folder)
     lines = [line for text in texts for line in text.splitlines() if line.strip()]
     last = f"the last line of its log is: {lines[-1].strip()}" if lines else "its log is empty"
     last = last if written else "it wrote no log"
-    return f"{_ending(status)}; {last}"
-
-
-def _ending(status: int) -> str:
-    """Describes an exit status. Shells report 128 plus the number of the signal that killed a command."""
-    if status > 128:
-        with contextlib.suppress(ValueError):
-            return f"killed by {signal.Signals(status - 128).name}"
-    return f"ended with exit status {status}" if status else "ended with an error"
+    return f"{ending(status)}; {last}"
 
 
 def box(failures: Sequence[Failure]) -> RenderableType:

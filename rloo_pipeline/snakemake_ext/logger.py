@@ -20,6 +20,7 @@ from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.settings import LogHandlerSettingsBase
 
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import caches
 from rloo_pipeline.snakemake_ext import configfiles, failures
 
@@ -72,11 +73,16 @@ class LogHandler(LogHandlerBase):
         write to; without one it ends with a traceback.
 
         Raises:
-            CliException: a file is missing or broken.
+            CliException: a file is missing or broken, or the disk or quota of the cache folder is full.
         """
         configfiles.check()
         if configfiles.is_snakemake(sys.argv[0]):
-            os.environ.update(caches.for_snakemake())
+            try:
+                os.environ.update(caches.for_snakemake())
+            except UserError as error:
+                from snakemake.exceptions import CliException
+
+                raise CliException(str(error)) from None
         settings = self.common_settings
         plain = isinstance(self.settings, LogHandlerSettings) and self.settings.plain
         self.display: RunDisplay | None = None

@@ -29,6 +29,7 @@ It overrides the methods that the executor interface provides for this (run_jobs
 run_array_jobs, get_account_arg, _report_job_submission_threadsafe and _report_job_error_threadsafe.
 """
 
+import asyncio
 import os
 import re
 import shlex
@@ -49,7 +50,7 @@ from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.runtime import guard
+from rloo_pipeline.runtime import guard, slurm_commands
 from rloo_pipeline.snakemake_ext.slurm_states import JobStates, Outcome, Verdict
 
 LONGEST_WAIT = 60.0
@@ -100,6 +101,8 @@ class Executor(plugin.Executor):  # type: ignore[misc]
         self._waiting = ThreadPoolExecutor(1)
         """Makes calls that wait for SLURM, one at a time."""
         self._last_end = time.monotonic()
+        for name in filter(slurm_commands.OF_SHELL.match, [*os.environ]):  # the plugin calls these commands too
+            del os.environ[name]
         if "SLURM_JOB_ID" in os.environ:  # submitted jobs must not take this one's resources for theirs
             if account := os.environ.get("SLURM_JOB_ACCOUNT"):  # submitit does not pass SBATCH_ACCOUNT on
                 os.environ.setdefault("SBATCH_ACCOUNT", account)
@@ -217,14 +220,13 @@ class Executor(plugin.Executor):  # type: ignore[misc]
 
     def _submit_again(self, submit: Callable[..., None], *arguments: Any) -> None:
         """Cancels jobs that SLURM may have accepted without saying so, then submits them again."""
-        with self._submitting:
-            queue = subprocess.run(
-                ["squeue", "-h", f"--name={self.run_uuid}", "--format=%F"], capture_output=True, text=True, check=False
-            )
-            if unnamed := sorted({*queue.stdout.split()} - self._known):
-                self.logger.warning(f"SLURM took job {', '.join(unnamed)} without an answer; cancelling it.")
-                subprocess.run(["scancel", *unnamed], check=False)
-        if queue.returncode:
+        try:
+            with self._submitting:
+                queue = slurm_commands.run("squeue", "-h", f"--name={self.run_uuid}", "--format=%F")
+                if unnamed := sorted({*" ".join(queue).split()} - self._known):
+                    self.logger.warning(f"SLURM took job {', '.join(unnamed)} without an answer; cancelling it.")
+                    slurm_commands.run("scancel", *unnamed)
+        except UserError:
             self._later(self._submit_again, submit, *arguments)
         else:
             submit(*arguments)
@@ -233,14 +235,17 @@ class Executor(plugin.Executor):  # type: ignore[misc]
         """Cancels the run's jobs, including those that a thread was just submitting when the user interrupted."""
         self._job_submission_executor.shutdown(wait=False, cancel_futures=True)
         super().cancel()  # waits for the submitting threads
-        subprocess.run(["scancel", f"--name={self.run_uuid}"], check=False)
+        try:
+            slurm_commands.run("scancel", f"--name={self.run_uuid}")
+        except UserError as error:
+            self.logger.warning(str(error))
 
     async def check_active_jobs(self, active_jobs: list[Any]) -> AsyncIterator[Any]:
         """Reports jobs that have ended and yields the others."""
         states, has_records = await self._ask() if active_jobs else (None, False)
         was_silent, self._is_silent = self._is_silent, bool(active_jobs) and states is None
         if self._is_silent and not was_silent:
-            self.logger.warning("SLURM did not report the states of the jobs; asking again.")
+            self.logger.warning("SLURM does not answer when asked for the states of the jobs; asking again.")
         now = time.monotonic()
         for job_info in active_jobs:
             verdict = Verdict(Outcome.ACTIVE)
@@ -264,18 +269,29 @@ class Executor(plugin.Executor):  # type: ignore[misc]
         """The states of the run's jobs, by job id; None if SLURM did not answer. And True unless jobs that have ended
         may be missing. sacct lags, and gives no reason why a job waits, so squeue is asked in any case, and is right.
         """
-        name = f"--name {self.run_uuid}"
-        commands = [f"squeue --array --states=all --noheader --format='%i|%T %r' {name}"]
+        name = f"--name={self.run_uuid}"
+        commands = [["squeue", "--array", "--states=all", "--noheader", "--format=%i|%T %r", name]]
         if self._status_program() == "sacct":  # it may be down, or have no records
-            start = f"{datetime.now() - timedelta(days=2):%Y-%m-%dT%H:00}"
-            sacct = "sacct -X --parsable2 --noheader --format=JobID,State"
-            commands.insert(0, f"{sacct} --starttime {start} --endtime now {name}")
-        answers = []
+            start = f"--starttime={datetime.now() - timedelta(days=2):%Y-%m-%dT%H:00}"
+            sacct = ["sacct", "-X", "--parsable2", "--noheader", "--format=JobID,State"]
+            commands.insert(0, [*sacct, start, "--endtime=now", name])
+        answers = list[dict[str, str] | None]()
         for command in commands:
             async with self.status_rate_limiter:
-                answers.append((await job_status_query.query_job_status(command, self.logger))[0])
+                answers.append(await asyncio.to_thread(self._states_by, command))
         given = [states for states in answers if states is not None]
         return dict(ChainMap(*reversed(given))) if given else None, answers[0] is not None
+
+    def _states_by(self, command: Sequence[str]) -> dict[str, str] | None:
+        """The states that a command prints, by job id; None if it fails or does not answer. The plugin's own function
+        would leave a command that hangs behind.
+        """
+        try:
+            lines = slurm_commands.run(*command)
+        except UserError as error:
+            self.logger.debug(str(error))
+            return None
+        return {job.strip(): state.strip() for job, mark, state in (line.partition("|") for line in lines) if mark}
 
     def _status_program(self) -> str:
         """squeue or sacct, as the profile says, but sacct if squeue does not show ended jobs for long enough."""

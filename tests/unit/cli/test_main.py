@@ -98,6 +98,16 @@ def test_a_folder_for_temporary_files_without_locks_gives_a_one_line_error(code)
     )
 
 
+@pytest.mark.parametrize("command", [("rloo_pipeline", "--help"), ("snakemake", "--version")])
+def test_a_python_that_drops_docstrings_is_refused_in_one_sentence(command, tmp_path) -> None:
+    """The tools of a model would have no description. Snakemake imports our plugins."""
+    environment = {**os.environ, "PYTHONOPTIMIZE": "2"}
+    ended = subprocess.run(
+        [sys.executable, "-m", *command], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ended.stderr == "rloo: PYTHONOPTIMIZE=2 removes docstrings, which describe tools to the model; unset it\n"
+
+
 def test_a_package_that_the_light_controller_lacks_gives_a_one_line_error() -> None:
     missing = ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow")
     assert explain(missing).startswith("pyarrow is not installed here; use the environment of `make setup`")

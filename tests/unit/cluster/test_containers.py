@@ -280,6 +280,31 @@ def test_a_path_that_apptainer_cannot_bind_is_refused(project, tmp_path_factory,
         containers.prepare(config(), "images/x.sif")
 
 
+@pytest.mark.parametrize(
+    ("name", "in_job", "refused"),
+    [
+        ("APPTAINER_BINDPATH", False, True),
+        ("SINGULARITY_BINDPATH", True, True),
+        ("APPTAINER_BIND", False, True),
+        ("APPTAINER_BIND", True, False),  # `prepare` leaves it out
+    ],
+)
+def test_a_folder_that_the_users_shell_has_apptainer_bind_must_exist(project, name, in_job, refused) -> None:
+    os.environ |= {name: f"{project}:/mnt:ro,/no/such:/data", "SINGULARITY_BIND": str(project)}
+    if not refused:
+        containers.refuse_missing_binds(in_job)
+        return
+    with pytest.raises(UserError, match=rf"^{name} names /no/such, which .* does not have; take it out"):
+        containers.refuse_missing_binds(in_job)
+
+
+def test_what_singularity_bound_is_bound_too(project) -> None:
+    """Apptainer does not read SINGULARITY_BIND beside APPTAINER_BIND."""
+    os.environ["SINGULARITY_BIND"] = "/site"
+    containers.prepare(config(), "images/x.sif")
+    assert "/site" in binds()
+
+
 def test_what_links_lead_to_is_bound(project, tmp_path_factory) -> None:
     """Of a run on a scratch file system, of a snapshot in the Hub's cache, and of what Snakemake's cache keeps."""
     outside = tmp_path_factory.mktemp("outside").resolve()

@@ -1,14 +1,17 @@
 """Errors of ranks that do not meet; tests/cluster/test_nodes.py has ranks that do."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from helpers import mini
+from helpers import executable, mini
 
 from rloo_pipeline.cluster import nodes
 from rloo_pipeline.config.loading import validate
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime.environment import prepare_jobs
 
 
 @pytest.mark.parametrize(("rank", "missing"), [(0, "no sign of rank 1"), (1, "rank 0 did not say where it listens")])
@@ -28,6 +31,21 @@ def test_several_nodes_need_a_slurm_job(tmp_path, monkeypatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     with pytest.raises(UserError, match="rloo submit --nodes 2"):
         nodes.launch(nodes.RankLayout(2, 2, 1), tmp_path / "policy", ["update"])
+
+
+@pytest.mark.parametrize("export", ["NONE", "HOME,PATH"])
+def test_ranks_have_the_variables_of_their_stage_in_a_job_that_was_submitted_with_few(
+    tmp_path, monkeypatch, export
+) -> None:
+    """srun passes on what SLURM_EXPORT_ENV says, which sbatch sets to its own --export."""
+    passes = 'case $SLURM_EXPORT_ENV in ""|ALL*) ;; *) unset RLOO_MEETING RLOO_STEP;; esac'
+    executable(tmp_path, "srun", f'{passes}; echo "${{RLOO_MEETING:+ranks}} $RLOO_STEP" >>{tmp_path}/had')
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_EXPORT_ENV": export}
+    monkeypatch.setattr(os, "environ", {**os.environ, **environment, "RLOO_STEP": "1"})
+    nodes.launch(nodes.RankLayout(2, 2, 1), tmp_path / "policy", ["update"])
+    prepare_jobs()
+    subprocess.run(["srun"], env=os.environ, check=True)
+    assert (tmp_path / "had").read_text().splitlines() == ["ranks 1", " 1"]
 
 
 def test_the_number_of_nodes_reruns_nothing_and_must_divide_the_processes() -> None:

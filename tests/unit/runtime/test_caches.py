@@ -11,8 +11,13 @@ import threading
 from pathlib import Path
 
 import pytest
+import snakemake.api  # noqa: F401 - its modules cannot be imported in another order
+from snakemake.exceptions import CliException
+from snakemake_interface_logger_plugins.tests import MockOutputSettings
 
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import caches, scratch
+from rloo_pipeline.snakemake_ext.logger import LogHandler, LogHandlerSettings
 
 COMPILES = """
 import sys, time
@@ -34,6 +39,28 @@ def job(folder: Path, key: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", COMPILES, str(folder), key]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def test_without_a_home_folder_to_write_to_snakemake_has_one_for_temporary_files(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(scratch, "user_folder", lambda: tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/cache")
+    assert Path(caches.for_snakemake()["XDG_CACHE_HOME"]) == tmp_path / f"rloo-{os.getuid()}"
+    assert (tmp_path / f"rloo-{os.getuid()}").is_dir()
+
+
+def test_a_full_quota_of_the_home_folder_is_one_sentence(tmp_path, monkeypatch) -> None:
+    """Snakemake would end with a traceback, and another folder would lack the models that are in this one."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(caches.tempfile, "TemporaryFile", full)
+    with pytest.raises(UserError, match=f"^no space left in {tmp_path}: free some disk or quota"):
+        caches.for_snakemake()
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/snakemake", "--version"])
+    with pytest.raises(CliException, match=f"^no space left in {tmp_path}"):
+        LogHandler(MockOutputSettings(), LogHandlerSettings())
 
 
 def test_the_second_of_two_jobs_waits_and_reads_what_the_first_has_compiled(tmp_path) -> None:

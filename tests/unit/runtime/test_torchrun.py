@@ -20,6 +20,7 @@ from rloo_pipeline.runtime import controller_watch, ranks
     [
         (f'printf "my.yaml: a key; drop it" > "${ranks.FAILED}"; exit 1', "my.yaml: a key; drop it"),
         ("exit 3", "exit code 3"),
+        ("exit 135", "killed by SIGBUS"),
     ],
 )
 def test_the_error_of_the_first_rank_that_fails_is_the_stages(monkeypatch, script, why) -> None:

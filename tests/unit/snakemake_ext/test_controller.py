@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +21,7 @@ from snakemake.settings.types import ConfigSettings, SharedFSUsage
 from snakemake.spawn_jobs import SpawnedJobArgsFactory
 
 from rloo_pipeline.artifacts.files import write_json
+from rloo_pipeline.cluster import containers
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.run_set import RunSet, read_runs, runs_of
 from rloo_pipeline.errors import UserError
@@ -152,6 +153,17 @@ def test_ranks_on_several_nodes_are_refused_before_the_first_job_of_a_single_mac
     starting.workflow.executor_plugin.name = "local"
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     call_checks.refuse_executor(starting)
+
+
+@pytest.mark.parametrize("nodes", [None, 4], ids=["on this machine", "as SLURM jobs"])
+def test_a_folder_to_bind_must_exist_where_the_image_runs(monkeypatch, starting, nodes) -> None:
+    """A login node may lack what compute nodes have."""
+    monkeypatch.setattr(containers, "require", lambda _: None)
+    monkeypatch.setattr(containers, "prepare", lambda *_, **__: None)
+    monkeypatch.setattr(os, "environ", os.environ | {"APPTAINER_BIND": "", "APPTAINER_BINDPATH": "/no/such"})
+    starting.workflow.resource_settings.nodes, starting.in_image, starting.image = nodes, True, "a.sif"
+    with pytest.raises(UserError, match=r"^APPTAINER_BINDPATH names /no/such") if nodes is None else nullcontext():
+        call_checks.require_packages(starting)
 
 
 @pytest.mark.parametrize("nodes", [None, 4], ids=["on this machine", "as SLURM jobs"])

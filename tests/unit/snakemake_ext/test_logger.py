@@ -177,11 +177,15 @@ def test_a_call_that_is_refused_though_no_job_is_left_ends_with_one_sentence(tmp
     assert capfd.readouterr().err.splitlines()[-1] == "Error: a file was replaced"
 
 
+OVER_CPU_TIME = "SIGXCPU (over the limit on CPU time; raise it with `ulimit -t unlimited`)"
+
+
 @pytest.mark.parametrize(
     ("end", "words"),
     [
         ("returned non-zero exit status 137.", "killed by SIGKILL"),
         ("died with <Signals.SIGKILL: 9>.", "killed by SIGKILL"),
+        ("returned non-zero exit status 152.", f"killed by {OVER_CPU_TIME}"),
         ("returned non-zero exit status 120.", "ended with exit status 120"),
     ],
 )
@@ -199,6 +203,26 @@ def test_a_failure_without_a_sentence_has_what_ended_its_process(tmp_path, capfd
     out = capfd.readouterr().err
     assert f"failed: score: {words}; the last line of its log is: half way" in out
     assert "RuleException" not in out
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ("died with <Signals.SIGXCPU: 24>.", f" Its command was killed by {OVER_CPU_TIME}."),
+        ("returned non-zero exit status 135.", " Its command was killed by SIGBUS (/dev/shm or a disk is probably"),
+        ("returned non-zero exit status 1.", ""),
+    ],
+)
+def test_the_failure_of_a_slurm_job_says_which_signal_killed_its_command(tmp_path, end, words) -> None:
+    """SLURM says only that it failed; Snakemake's process in the job writes the rest into SLURM's log."""
+    logs = [tmp_path / name for name in ("score.log", "7.log")]
+    logs[0].touch()
+    error = f"RuleException:\nCalledProcessError in file \"r.smk\", line 2:\nCommand 'rloo score --log={logs[0]}' {end}"
+    logs[1].write_text(f"Building DAG of jobs...\n{error}\nError in rule score:\n    jobid: 0\n")
+    reported = "SLURM job 7 (score) ended as FAILED. "
+    message = failures.message_of([str(log) for log in logs], reported, 0, {})
+    assert message.startswith(f"{reported.strip()}{words}")
+    assert ("Its command" in message) == bool(words)
 
 
 def test_a_job_that_worked_the_second_time_is_not_a_failure(tmp_path, capfd) -> None:

@@ -10,10 +10,11 @@ from types import SimpleNamespace
 import pytest
 import snakemake_executor_plugin_slurm as plugin
 import snakemake_executor_plugin_slurm_jobstep as jobstep
-from helpers import executable
+from helpers import executable, has_ended
 from snakemake.scheduling.job_scheduler import JobScheduler
 from snakemake_interface_common.exceptions import WorkflowError
 
+from rloo_pipeline.runtime import slurm_commands
 from rloo_pipeline.snakemake_ext import slurm_executor, slurm_job_steps
 from rloo_pipeline.snakemake_ext.slurm_executor import Executor
 from rloo_pipeline.snakemake_ext.slurm_states import BEYOND_LIMITS_FOR, JobStates
@@ -149,7 +150,8 @@ def test_all_jobs_that_are_ready_are_submitted(monkeypatch) -> None:
 def test_a_job_is_submitted_until_slurms_controller_answers(monkeypatch, tmp_path, answer) -> None:
     """None counts as failed, so none requests the resources of a second attempt. What SLURM took is cancelled."""
     executor, waits = Jobs([]), []
-    monkeypatch.setattr(slurm_executor.time, "sleep", lambda seconds: waits.append(round(seconds)))
+    clock = SimpleNamespace(monotonic=slurm_executor.time.monotonic, sleep=lambda seconds: waits.append(round(seconds)))
+    monkeypatch.setattr(slurm_executor, "time", clock)  # of this module alone, since subprocess sleeps too
     executor.slurm_logdir, executor.format_job_exec = tmp_path, lambda job: "true"
     executor.logger.info = executor.note
     monkeypatch.setattr(Executor, "report_job_submission", lambda self, info: self.note(info.external_jobid))
@@ -276,6 +278,20 @@ def test_without_sbatch_no_job_is_tried(monkeypatch) -> None:
         Executor(None, None)
 
 
+def test_the_plugins_calls_of_slurms_commands_do_not_see_what_the_users_shell_sets_for_them(
+    monkeypatch, tmp_path
+) -> None:
+    executable(tmp_path, "sbatch", "")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(
+        os, "environ", os.environ | {"SQUEUE_USERS": "me", "SCANCEL_STATE": "PENDING", "SACCT_LOCAL": ""}
+    )
+    seen = []
+    monkeypatch.setattr(plugin.Executor, "__init__", lambda *_: seen.extend(os.environ))
+    Executor(None, None)
+    assert [name for name in seen if name.startswith(("SQUEUE", "SCANCEL", "SACCT"))] == []
+
+
 def test_in_a_job_the_name_of_the_clusters_configuration_stays(monkeypatch, tmp_path) -> None:
     """The controller's job submits others, and a job's own step is started with srun."""
     executable(tmp_path, "sbatch", "")
@@ -363,6 +379,23 @@ def test_squeue_is_asked_while_sacct_does_not_answer(monkeypatch, tmp_path) -> N
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(executor, "_status_program", lambda: "sacct")
     assert asyncio.run(Executor._ask(executor)) == ({"7": "COMPLETED None"}, False)
+
+
+def test_a_command_of_slurm_that_hangs_is_ended_and_said_once(monkeypatch, tmp_path) -> None:
+    """The run goes on, with no more of them at each question."""
+    executor, lines = Jobs([]), list[str]()
+    executor.logger = SimpleNamespace(warning=lines.append, debug=lambda _: None)
+    executor.status_rate_limiter = nullcontext()
+    (tmp_path / "began").touch()
+    executable(tmp_path, "squeue", f"echo $$ >>{tmp_path}/began; exec sleep 600")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(slurm_commands, "PATIENCE", 1.0)
+    monkeypatch.setattr(executor, "_status_program", lambda: "squeue")
+    monkeypatch.setattr(executor, "_ask", lambda: Executor._ask(executor))
+    assert active(executor, job_info("7")) == active(executor, job_info("7")) == ["7"]
+    [line] = lines
+    assert line.startswith("SLURM does not answer")
+    assert all(has_ended(int(number)) for number in (tmp_path / "began").read_text().split())
 
 
 @pytest.mark.parametrize(

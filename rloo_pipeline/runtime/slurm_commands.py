@@ -1,0 +1,35 @@
+"""Calls SLURM's commands, whatever the user's shell sets for them."""
+
+import os
+import re
+import subprocess
+
+from rloo_pipeline.errors import UserError
+
+OF_SHELL = re.compile("(?:SQUEUE|SCANCEL|SACCT|SINFO|SCONTROL)_(?!ALL$)")
+"""Variables with which a user's shell changes what these commands print or do, such as SQUEUE_STATES, or
+SCANCEL_INTERACTIVE, which makes scancel ask. SQUEUE_ALL stays: without it, jobs in hidden partitions would be missing.
+"""
+
+PATIENCE = 60.0
+"""Seconds after which a command that does not answer is ended."""
+
+
+def run(*command: str, ignored_error: str = "\0", **environment: str) -> list[str]:
+    """Output lines of a SLURM command; none if its error contains `ignored_error`.
+
+    Raises:
+        UserError: there is no such command, or SLURM refuses or does not answer.
+    """
+    environment = {name: value for name, value in os.environ.items() if not OF_SHELL.match(name)} | environment
+    try:
+        outcome = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE
+        )
+    except FileNotFoundError:
+        raise UserError(f"no {command[0]} on the PATH: run this where SLURM's commands are installed") from None
+    except subprocess.TimeoutExpired:
+        raise UserError(f"`{' '.join(command)}` gave no answer for {PATIENCE:.0f} s; try again later") from None
+    if outcome.returncode and ignored_error not in outcome.stderr:
+        raise UserError(f"`{' '.join(command)}`: {' '.join(outcome.stderr.split()) or 'failed without a message'}")
+    return [] if outcome.returncode else outcome.stdout.splitlines()
