@@ -12,6 +12,14 @@ from slurm_project import Cluster, missing
 from rloo_pipeline.cluster import containers
 from rloo_pipeline.config.loading import load
 
+FIRST = ("test_definitions", "test_submit", "test_runs", "test_nodes")
+"""Files that run first: one that needs no finished run, while another process makes that, then those of long tests."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Moves long tests to the front, so that the processes of xdist have work until the end."""
+    items.sort(key=lambda item: FIRST.index(item.path.stem) if item.path.stem in FIRST else len(FIRST))
+
 
 @pytest.fixture(scope="session")
 def image() -> Iterator[Path]:
