@@ -12,13 +12,13 @@ from slurm_project import Cluster, missing
 from rloo_pipeline.cluster import containers
 from rloo_pipeline.config.loading import load
 
-FIRST = ("test_definitions", "test_submit", "test_runs", "test_nodes")
-"""Files that run first: one that needs no finished run, while another process makes that, then those of long tests."""
+LONGEST = ("test_submit", "test_runs", "test_nodes")
+"""Files with tests of minutes, the longest first."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Moves long tests to the front, so that the processes of xdist have work until the end."""
-    items.sort(key=lambda item: FIRST.index(item.path.stem) if item.path.stem in FIRST else len(FIRST))
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
 
 
 @pytest.fixture(scope="session")
