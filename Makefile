@@ -72,7 +72,7 @@ environments: setup ## install OpenEnv and verifiers apart from .venv, into buil
 test-cluster: setup cluster-up ## build the image and run the tests on that SLURM
 	@sh containers/build cpu
 	@mkdir -p build
-	$(BIN)/pytest --basetemp=build/cluster tests/cluster $(or $(PYTEST_ARGS),-n 3 --durations 0 --timeout 1800)
+	$(BIN)/pytest --basetemp=build/cluster tests/cluster $(or $(PYTEST_ARGS),-n 3 --maxschedchunk 1 --durations 0 --timeout 1800)
 
 lock: setup ## regenerate the pinned lists in requirements/ from the *.in files
 	sh requirements/lock.sh

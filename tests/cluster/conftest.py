@@ -12,6 +12,14 @@ from slurm_project import Cluster, missing
 from rloo_pipeline.cluster import containers
 from rloo_pipeline.config.loading import load
 
+LONGEST = ("test_submit", "test_runs", "test_nodes")
+"""Files with tests of minutes, the longest first."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Moves long tests to the front, so that the processes of xdist have work until the end."""
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+
 
 @pytest.fixture(scope="session")
 def image() -> Iterator[Path]:

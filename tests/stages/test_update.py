@@ -12,7 +12,7 @@ import forks
 import pyarrow.parquet as pq
 import pytest
 import torch
-from helpers import Round, done, succeeded
+from helpers import Round, done, succeeded, wait_until
 
 from rloo_pipeline.artifacts import node_files, policy, tables
 from rloo_pipeline.artifacts.files import read_artifact
@@ -177,7 +177,8 @@ def test_an_update_of_any_number_of_processes_leaves_nothing_on_the_node(
     before = set(Path("/dev/shm").glob("*deepspeed*"))
     run = Round(tmp_path / "node", tiny_model, **CHANGES, deepspeed={"processes": processes}).write(1)
     succeeded(run.update())
-    assert set(Path("/dev/shm").glob("*deepspeed*")) == before
+    left = set(Path("/dev/shm").glob("*deepspeed*")) - before
+    wait_until(lambda: not any(file.exists() for file in left))  # those of other tests' processes go with them
     assert list(scratch.iterdir()) == []
     same_but_for_rounding(plain, run, tiny_model)
 

@@ -1,5 +1,7 @@
-"""The end of the tests says what was skipped and which command runs it."""
+"""What no run of the tests has, and what the end of a run says of it."""
 
+from _pytest.pathlib import fnmatch_ex
+from helpers import ROOT
 from skipped_tests import GSM8K, LONG, lines
 
 
@@ -20,3 +22,9 @@ def test_a_reason_that_no_package_removes_has_no_command() -> None:
     reason = "no user namespaces, so no small file system can be mounted"
     assert lines({reason: 1}) == [f"1 skipped: {reason}"]
     assert lines({}) == []
+
+
+def test_of_the_folders_of_tests_pytest_passes_over_that_of_the_cluster_alone(pytestconfig) -> None:
+    folders, patterns = {file.parent for file in ROOT.glob("tests/**/test_*.py")}, pytestconfig.getini("norecursedirs")
+    left_out = {folder for folder in folders if any(fnmatch_ex(pattern, folder) for pattern in patterns)}
+    assert left_out == {ROOT / "tests" / "cluster"}
