@@ -154,6 +154,12 @@ def _calls(statement: ast.stmt, functions: set[str]) -> bool:
 def _module(script: TrlScript, kind: str, statements: list[ast.stmt]) -> str:
     """A Python file with these statements."""
     text, before = f'"""{kind} of {script.path.name}, written by `rloo init --from-trl`."""\n', ""
+    found = {module: str(folder) for one in statements for module, folder in script.own_modules(one)}
+    script.modules |= found
+    if found:
+        # first, as in a process that runs the script: this file may have the name of one of its modules
+        folders = ", ".join(map(repr, dict.fromkeys(found.values())))
+        text += f"\nimport sys\n\nsys.path[:0] = [{folders}]  # with the modules of {script.path.name}\n"
     for statement in statements:
         is_definition = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         form = "def" if is_definition else "import" if isinstance(statement, ast.Import | ast.ImportFrom) else "line"

@@ -52,6 +52,8 @@ class ScriptNames(ABC):
         """Functions of whose results the project is made, with what they return if the script shows it."""
         self.inner: list[ast.stmt] = []
         """Their statements."""
+        self.modules: dict[str, str] = {}
+        """The script's own modules that copies of its code import, and the folders that they are in."""
         for _ in range(PASSES):
             read = list(self._flat(tree.body))
             if read == self.statements:
@@ -128,6 +130,23 @@ class ScriptNames(ABC):
         elif isinstance(node, ast.Call) and (returned := self._returned(node)) is not node:
             return self.resolved(returned, take)
         return node
+
+    def own_modules(self, statement: ast.AST) -> Iterator[tuple[str, Path]]:
+        """Yields the script's own modules that a statement imports, each with the folder where Python finds it: the
+        script's, or one between that and the working folder.
+        """
+        own, working = self.path.resolve().parent, Path.cwd()
+        folders = [own, *(folder for folder in own.parents if folder.is_relative_to(working))]
+        for node in ast.walk(statement):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [] if node.level else [str(node.module), *(f"{node.module}.{name}" for name in names)]
+            for name in names:
+                for folder in folders:
+                    path = folder.joinpath(*name.split("."))
+                    if path.with_suffix(".py").is_file() or (path / "__init__.py").is_file():
+                        yield name, folder
+                        break
 
     def assigned(self, kind: type[Node]) -> Iterator[tuple[Node, ast.expr]]:
         """Yields the attributes or the entries that lines such as `config.beta = 0.1` set, each with its value."""

@@ -62,6 +62,9 @@ class TrlProject(TrlModel):
         if lora := self._lora():
             config.setdefault("update", {})["lora"] = lora
         self.rows += translation.rows
+        for module, where in self.script.modules.items():
+            note = f"stays in {where}; a run does not copy it, so leave it as it is until the run has ended"
+            self._row("import", module, "", note)
         self._left_over(unknown)
         self.config = {key: config[key] for key in dict.fromkeys((*tables.SECTIONS, *config)) if key in config}
         checked(Config, self.config, str(self.script.path))
@@ -186,8 +189,10 @@ class TrlProject(TrlModel):
                 function = {"function": tables.REWARD_MODEL, "batch": "all", "options": model}
             else:
                 function = self._function(part, "rewards.py", copied)
-            if function is None and isinstance(part, ast.Call | ast.Lambda) and self.script.shows(part):
-                called = name_of(part.func) if isinstance(part, ast.Call) else ""
+            is_made = isinstance(part, ast.Call | ast.Lambda)
+            is_made |= isinstance(part, ast.Attribute) and not self.script.is_parsed(part.value)
+            if function is None and is_made and self.script.shows(part):
+                called = name_of(getattr(part, "func", part))
                 copied[name := f"{called or 'reward'}_{number + 1}"] = part
                 function = {"function": f"rewards.py:{name}"}
             if function is None:
@@ -259,7 +264,10 @@ class TrlProject(TrlModel):
         name = next(alias.name for alias in statement.names if (alias.asname or alias.name) == node.id)
         if statement.module.partition(".")[0] == "trl":
             return {**tables.REWARDS[name]} if name in tables.REWARDS else None
-        beside = self.script.path.parent / f"{statement.module.replace('.', '/')}.py"
+        beside = self.script.path.parent / f"{statement.module}.py"
+        if not beside.is_file() and any(self.script.own_modules(statement)):  # in a package, which has its own imports
+            copied[node.id] = None
+            return {"function": f"{file}:{node.id}"}
         module = place_in(self.folder, beside) if beside.is_file() else statement.module
         return {"function": f"{module}:{name}"}
 

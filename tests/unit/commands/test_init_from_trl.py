@@ -2,7 +2,9 @@
 
 import ast
 import json
+import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import yaml
@@ -881,3 +883,37 @@ def test_another_file_than_a_script_is_said_to_be_one(file, advice) -> None:
     Path(file).write_text("{}")
     with pytest.raises(UserError, match=advice):
         init_from_trl(Path("project"), file, None, False)
+
+
+@pytest.mark.parametrize(
+    ("lines", "rewards", "modules"),
+    [
+        ("from rewards import exact\ndef same(**kw): return exact(**kw)", ["same"], {"rewards"}),
+        ("import own.rewards\ndef same(**kw): return own.rewards.exact(**kw)", ["same"], {"own.rewards"}),
+        ("def same(**kw):\n    from own import rewards\n    return rewards.exact(**kw)", ["same"], {"own.rewards"}),
+        ("import own.rewards as mine", ["mine.exact"], {"own.rewards"}),
+        ("from own.rewards import exact", ["exact"], {"own.rewards"}),
+        ("from own.rewards import exact\nfrom top import exact as other", ["exact", "other"], {"own.rewards", "top"}),
+        ("from rewards import exact", ["exact"], set()),
+    ],
+)
+def test_copies_find_the_modules_of_their_script_which_a_run_does_not_copy(lines, rewards, modules, monkeypatch):
+    Path("code/own").mkdir(parents=True)
+    helper = "def exact(completions, **kwargs): return [1.0 for _ in completions]\n"
+    for file, text in {"top.py": helper, "code/own/helper.py": helper, "code/rewards.py": helper}.items():
+        Path(file).write_text(text)
+    Path("code/own/rewards.py").write_text("from own.helper import exact\n")
+    script = lines + "\n" + SMALL.format(options="").replace(" length,", f" [{', '.join(rewards)}],")
+    Path("code/train.py").write_text(script)
+    output = " ".join(printed(init_from_trl, Path("project"), "code/train.py", None, False).split())
+    missing = output[output.index("Without a counterpart") :] if modules else ""
+    for module in modules:
+        where = Path("code" if module != "top" else "").resolve()
+        assert f"import: {module} stays in {where}; a run does not copy it" in missing
+    assert output.count("import: ") == len(modules)
+    monkeypatch.chdir("project")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    config = yaml.safe_load(Path("config/config.yaml").read_text())
+    with mock.patch.dict(sys.modules):  # forgets them afterwards
+        for entry in config["rewards"]:
+            assert load_function(entry["function"])(completions=["a", "b"]) == [1.0, 1.0]
