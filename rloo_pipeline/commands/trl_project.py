@@ -172,7 +172,7 @@ class TrlProject(TrlModel):
     def _rewards(self, given: Sequence[float] | float | None, template: JSON | None) -> list[JSON]:
         weights = [given] if isinstance(given, int | float) else given
         target = self.script.argument("reward_funcs")
-        nodes = [] if target is None else _elements(target, self.script.arguments["reward_funcs"])
+        nodes = [] if target is None else self._elements(target, "reward_funcs")
         if weights and len(weights) != len(nodes):
             problem = f"reward_weights has {len(weights)} numbers, but the script shows {len(nodes)} reward functions"
             raise UserError(f"{self.script.path}: {problem}; list all of them in one place")
@@ -271,6 +271,11 @@ class TrlProject(TrlModel):
         module = place_in(self.folder, beside) if beside.is_file() else statement.module
         return {"function": f"{module}:{name}"}
 
+    def _elements(self, node: ast.expr, argument: str) -> list[ast.expr]:
+        """The elements of a list. Any other expression counts as one element, as it is written in the call."""
+        found = self.script.elements(node)
+        return [self.script.arguments[argument]] if found is None else found
+
     def _tools(self, config: JSON) -> None:
         """Sets `rollout.tools` and `rollout.environment`."""
         copied = dict[str, ast.expr | None]()
@@ -279,7 +284,7 @@ class TrlProject(TrlModel):
             target = self.script.argument(option)
             if target is None:
                 continue
-            parts = target.values if isinstance(target, ast.Dict) else _elements(target, self.script.arguments[option])
+            parts = target.values if isinstance(target, ast.Dict) else self._elements(target, option)
             found = [self._function(part, "tools.py", copied) for part in parts]
             if None in found:
                 raise UserError(self.script.at(target, f"{option}: name functions or classes of this file or a module"))
@@ -293,11 +298,6 @@ class TrlProject(TrlModel):
             )
         if copied:
             self.files["tools.py"] = trl_copies.functions(self.script, copied)
-
-
-def _elements(node: ast.expr, written: ast.expr) -> list[ast.expr]:
-    """The elements of a list or tuple. Any other expression counts as one element, as it is written in the call."""
-    return node.elts if isinstance(node, ast.List | ast.Tuple) else [written]
 
 
 def _column(reward: JSON) -> str:

@@ -80,6 +80,32 @@ class ScriptValues(ScriptNames):
             return dict(zip(names, value.values, strict=True)) | self._added(value, node)
         return None
 
+    def elements(self, node: ast.expr) -> list[ast.expr] | None:
+        """The elements of a list or tuple, or of `[TABLE[name] for name in names]`; None if the script does not show
+        them.
+
+        Raises:
+            UserError: the table has no such entry.
+        """
+        match node:
+            case ast.List() | ast.Tuple():
+                return node.elts
+            case ast.ListComp(
+                elt=ast.Subscript(table, ast.Name(name)) | ast.Call(ast.Attribute(table, "get"), [ast.Name(name), *_]),
+                generators=[ast.comprehension(ast.Name(variable), iterated, [])],
+            ) if name == variable and (entries := self.entries(table)):
+                try:
+                    names = self.value(iterated)
+                except UnknownValueError:
+                    return None
+                # a single word on the command line is a string
+                names = [*map(str, names)] if isinstance(names, list) else [str(names)]
+                if missing := [one for one in names if one not in entries]:
+                    problem = f"{ast.unparse(table)} has no {missing[0]}; name one of {', '.join(entries)}"
+                    raise UserError(self.at(node, problem))
+                return [entries[one] for one in names]
+        return None
+
     def _added(self, entries: ast.Dict, read: ast.expr) -> dict[str, ast.expr]:
         """The entries that lines such as `settings["rate"] = 1e-6` above the one that reads a dictionary add to it."""
         found: dict[str, ast.expr] = {}

@@ -917,3 +917,37 @@ def test_copies_find_the_modules_of_their_script_which_a_run_does_not_copy(lines
     with mock.patch.dict(sys.modules):  # forgets them afterwards
         for entry in config["rewards"]:
             assert load_function(entry["function"])(completions=["a", "b"]) == [1.0, 1.0]
+
+
+REGISTRY = """
+parser = ArgumentParser()
+parser.add_argument("--names", nargs="+", default=["exact", "long"])
+options = parser.parse_args()
+def exact(completions, **kwargs): return [1.0 for _ in completions]
+TABLE = {"exact": exact, "long": lambda completions, **kwargs: [2.0 for _ in completions]}
+TABLE["short"] = length
+def chosen(names):
+    own = {"exact": exact}
+    return [own.get(name) for name in names]
+"""
+
+
+@pytest.mark.parametrize(
+    ("functions", "words", "rewards"),
+    [
+        ("[TABLE[name] for name in options.names]", "", [1.0, 2.0]),
+        ("[TABLE[name] for name in options.names]", "--names short", [3.0]),
+        ("[TABLE.get(name) for name in ('long', 'exact')]", "", [2.0, 1.0]),
+        ("chosen(options.names)", "--names exact", [1.0]),
+    ],
+)
+def test_reward_functions_that_a_table_names_are_those_of_the_names(functions, words, rewards, monkeypatch) -> None:
+    config, _ = project(REGISTRY + SMALL.format(options="").replace(" length,", f" {functions},"), words)
+    monkeypatch.chdir("project")
+    assert [load_function(entry["function"])(["abc"]) for entry in config["rewards"]] == [[one] for one in rewards]
+
+
+def test_a_name_that_is_not_in_the_table_of_reward_functions_is_refused() -> None:
+    script = REGISTRY + SMALL.format(options="").replace(" length,", " [TABLE[name] for name in options.names],")
+    with pytest.raises(UserError, match=r"line 16: TABLE has no exakt; name one of exact, long, short$"):
+        project(script, "--names exact exakt")
