@@ -88,11 +88,7 @@ def _closure(script: TrlScript, names: Iterable[tuple[str, int]]) -> list[ast.st
         name, before = waiting.pop()
         for binding in script.bindings.get(name, ()):
             statement = binding.statement
-            if (
-                binding.is_parameter
-                or binding.function
-                or (isinstance(binding.value, ast.Call) and script.parses(binding.value))
-            ):
+            if binding.is_parameter or binding.function or script.is_parsed(binding.part):
                 continue  # its values are filled in where they are used
             is_above = binding.value is None or (statement.lineno < before and not script.is_afterwards(statement))
             if is_above and id(statement) not in chosen:

@@ -131,6 +131,19 @@ class ScriptNames(ABC):
             return self.resolved(returned, take)
         return node
 
+    def origin(self, node: ast.expr) -> tuple[ast.expr, Any]:
+        """The expression that a name or `results[1]` stands for or is a part of, and the position of that part."""
+        place: Any = None
+        while True:
+            if isinstance(node, ast.Subscript):
+                place = node.slice.value if isinstance(node.slice, ast.Constant) else place
+                node = node.value
+            elif not isinstance(node, ast.Name) or not (found := self.binding(node.id, node.lineno)) or not found.part:
+                return node, place
+            else:
+                place = found.place if found.part is found.value and found.place is not None else place
+                node = found.part
+
     def own_modules(self, statement: ast.AST) -> Iterator[tuple[str, Path]]:
         """Yields the script's own modules that a statement imports, each with the folder where Python finds it: the
         script's, or one between that and the working folder.

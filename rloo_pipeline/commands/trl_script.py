@@ -86,7 +86,7 @@ class TrlScript(ScriptValues):
             others = {
                 part.attr
                 for part in all_nodes(self.tree, ast.Attribute)
-                if ast.unparse(part.value) != ast.unparse(node) and self.is_parsed(part.value)
+                if self.origin(part.value) != self.origin(node) and self.is_parsed(part.value)
             }
             found |= {name: value for name, value in self.options.items() if name not in others}
         else:
@@ -150,9 +150,8 @@ class TrlScript(ScriptValues):
 
     def _is_training(self, value: ast.expr | None) -> bool:
         """True if a value is a trainer, its options, or an argument parser."""
-        if not isinstance(value, ast.Call):
-            return False
-        return name_of(value.func).endswith(("Trainer", "Config", "Parser")) or self.parses(value)
+        is_made = isinstance(value, ast.Call) and name_of(value.func).endswith(("Trainer", "Config", "Parser"))
+        return is_made or self.is_parsed(value)
 
 
 def _read(path: Path) -> tuple[str, ast.Module]:

@@ -27,6 +27,12 @@ class Binding(NamedTuple):
         """True for a parameter of a function that makes the trainer."""
         return isinstance(self.statement, ast.FunctionDef | ast.AsyncFunctionDef) and self.value is not None
 
+    @property
+    def part(self) -> ast.expr | None:
+        """The element at `place`, if the value is a tuple that the script writes out; otherwise the value."""
+        shown = self.value and self.place is not None and element(self.value, self.place)
+        return shown or self.value
+
     def is_seen(self, line: int) -> bool:
         """True if a line is below the statement or, for a parameter, inside its function."""
         scope = self.statement if self.is_parameter else self.function

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rloo_pipeline.commands.trl_names import ScriptNames
-from rloo_pipeline.commands.trl_syntax import UNSHOWN, all_nodes, bound, element, name_of
+from rloo_pipeline.commands.trl_syntax import UNSHOWN, all_nodes, bound, name_of
 from rloo_pipeline.commands.trl_tables import OF_MODEL
 from rloo_pipeline.errors import UserError
 
@@ -257,21 +257,14 @@ class ScriptValues(ScriptNames):
                 found[name] = value
         return found
 
-    def is_parsed(self, node: ast.expr) -> bool:
-        """True if a name holds the parsed command-line options."""
-        target = node
-        while isinstance(target, ast.Name):
-            found = self.binding(target.id, target.lineno)
-            if found is None or found.value is None:
-                return False
-            target = found.value
-            if found.place is not None:
-                target = element(target, found.place) or target
-        return isinstance(target, ast.Call) and self.parses(target)
-
-    def parses(self, call: ast.Call) -> bool:
-        """True if a call returns the parsed command-line options, directly or through a function of the script."""
-        found = self.binding(name, call.lineno) if (name := name_of(call.func)) not in PARSED else None
+    def is_parsed(self, node: ast.expr | None) -> bool:
+        """True if an expression is the parsed command-line options or a part of them, which a call returns directly or
+        through a function of the script.
+        """
+        node = node and self.origin(node)[0]
+        if not isinstance(node, ast.Call):
+            return False
+        found = self.binding(name, node.lineno) if (name := name_of(node.func)) not in PARSED else None
         if found is None or not isinstance(found.statement, ast.FunctionDef):
             return name in PARSED
         return any(isinstance(part, ast.Call) and name_of(part.func) in PARSED for part in ast.walk(found.statement))

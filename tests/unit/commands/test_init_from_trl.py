@@ -951,3 +951,34 @@ def test_a_name_that_is_not_in_the_table_of_reward_functions_is_refused() -> Non
     script = REGISTRY + SMALL.format(options="").replace(" length,", " [TABLE[name] for name in options.names],")
     with pytest.raises(UserError, match=r"line 16: TABLE has no exakt; name one of exact, long, short$"):
         project(script, "--names exact exakt")
+
+
+@pytest.mark.parametrize(
+    "parsing",
+    [
+        "script_args, training_args = parser.parse_args_and_config()[:2]",
+        "training_args = parser.parse_args_and_config()[1]\nscript_args = parser.parse_args_and_config()[0]",
+        "parsed = parser.parse_args_into_dataclasses()\nscript_args, training_args = parsed[0], parsed[1]",
+        "parsed = parser.parse_args_into_dataclasses()\nscript_args, training_args = parsed[:2]",
+    ],
+)
+def test_a_part_of_the_parsed_options_is_read_as_such(parsing, monkeypatch) -> None:
+    Path("train.jsonl").write_text("".join(f'{{"prompt": "{n}"}}\n' for n in range(5)))
+    config, _ = project(PARTS.format(parsing=parsing, lines=""), "--file train.jsonl --beta 0.2 --max_steps 7")
+    assert (config["algorithm"]["beta"], config["rounds"]) == (0.2, 7)
+    monkeypatch.chdir("project")
+    assert len(load_function("data.py:train")()) == 4
+    assert "parser" not in Path("data.py").read_text()
+
+
+PARTS = """
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer, TrlParser
+class Script: file: str
+def length(completions, **kwargs): return [float(len(text)) for text in completions]
+parser = TrlParser((Script, GRPOConfig))
+{parsing}
+{lines}
+rows = load_dataset("json", data_files=script_args.file, split="train")
+GRPOTrainer("org/model", length, training_args, rows).train()
+"""
