@@ -12,6 +12,7 @@ from rloo_pipeline.commands.trl_syntax import (
     Binding,
     Node,
     all_nodes,
+    assignments,
     bound,
     element,
     free_names,
@@ -138,11 +139,12 @@ class ScriptNames(ABC):
             if isinstance(node, ast.Subscript):
                 place = node.slice.value if isinstance(node.slice, ast.Constant) else place
                 node = node.value
-            elif not isinstance(node, ast.Name) or not (found := self.binding(node.id, node.lineno)) or not found.part:
+                continue
+            found = self.binding(node.id, node.lineno) if isinstance(node, ast.Name) else None
+            if found is None or found.part is None or found.part is UNSHOWN:
                 return node, place
-            else:
-                place = found.place if found.part is found.value and found.place is not None else place
-                node = found.part
+            place = found.place if found.part is found.value and found.place is not None else place
+            node = found.part
 
     def own_modules(self, statement: ast.AST) -> Iterator[tuple[str, Path]]:
         """Yields the script's own modules that a statement imports, each with the folder where Python finds it: the
@@ -164,8 +166,9 @@ class ScriptNames(ABC):
     def assigned(self, kind: type[Node]) -> Iterator[tuple[Node, ast.expr]]:
         """Yields the attributes or the entries that lines such as `config.beta = 0.1` set, each with its value."""
         for statement in (*self.statements, *self.inner):
-            if isinstance(statement, ast.Assign) and isinstance(place := statement.targets[0], kind):
-                yield place, statement.value
+            for place, value in assignments(statement):
+                if isinstance(place, kind):
+                    yield place, value
 
     def passed(self, node: ast.expr | None) -> ast.expr | None:
         """The argument that a function that makes the trainer gets for a parameter; any other expression unchanged."""

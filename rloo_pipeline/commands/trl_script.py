@@ -91,15 +91,22 @@ class TrlScript(ScriptValues):
             found |= {name: value for name, value in self.options.items() if name not in others}
         else:
             raise UserError(self.at(node, f"write the call of {self.kind}Config here; the script does not show it"))
-        for place, value in self.assigned(ast.Attribute):  # config.beta = 0.1
+        # a function that makes the trainer runs after the lines that call it
+        for place, value in sorted(self.assigned(ast.Attribute), key=self._depth):  # config.beta = 0.1
             if self._is_same(place.value, node, target):
                 found[place.attr] = value
                 self.taken.add(place.lineno)
         return found
 
+    def _depth(self, assigned: tuple[ast.expr, ast.expr]) -> int:
+        """The number of functions that an assigned place is in, of those that make the trainer."""
+        line = assigned[0].lineno
+        return sum(function.lineno < line <= (function.end_lineno or 0) for function in self.makers)
+
     def _is_same(self, one: ast.expr, node: ast.expr, target: ast.expr) -> bool:
         """True if an expression is written like another, or stands for the same object as it."""
-        return ast.unparse(one) == ast.unparse(node) or self.resolved(one, take=False) is target
+        is_same = self.resolved(one, take=False) is target or self.origin(one) == self.origin(node)
+        return is_same or ast.unparse(one) == ast.unparse(node)
 
     def left(self) -> Iterator[ast.stmt]:
         """Statements that the project does not take over, except imports and statements about the trainer."""
@@ -144,7 +151,7 @@ class TrlScript(ScriptValues):
                 and isinstance(part.ctx, ast.Store)
                 and (made or ast.unparse(part.value) == args)
             )
-            or (isinstance(part, ast.Call) and name_of(part.func) == "add_callback")
+            or (isinstance(part, ast.Call) and name_of(part.func) in ("add_callback", "setattr"))
             for part in parts
         )
 

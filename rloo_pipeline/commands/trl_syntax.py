@@ -103,6 +103,21 @@ def bound(statement: ast.stmt) -> Iterator[tuple[str, ast.expr | None, int | Non
                 yield from ((name, None, None) for name, _, _ in bound(inner))
 
 
+def assignments(statement: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yields the places that a statement sets, each with its value: `a = b = 1`, `a: int = 1`, `a += 1`, and
+    `setattr(a, "b", 1)`.
+    """
+    match statement:
+        case ast.Assign(targets, value):
+            yield from ((target, value) for target in targets)
+        case ast.AnnAssign(target, _, ast.expr() as value):
+            yield target, value
+        case ast.AugAssign(target, operator, value):
+            yield target, ast.copy_location(ast.BinOp(target, operator, value), statement)
+        case ast.Expr(ast.Call(ast.Name("setattr"), [object_, ast.Constant(str(name)), value])):
+            yield ast.copy_location(ast.Attribute(object_, name, ast.Store()), statement), value
+
+
 def free_names(node: ast.AST) -> Iterator[str]:
     """Yields the names that a node reads, without the arguments and variables of functions and comprehensions in it."""
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):

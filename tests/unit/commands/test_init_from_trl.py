@@ -982,3 +982,37 @@ parser = TrlParser((Script, GRPOConfig))
 rows = load_dataset("json", data_files=script_args.file, split="train")
 GRPOTrainer("org/model", length, training_args, rows).train()
 """
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "value"),
+    [
+        ("training_args.beta = 0.3", "algorithm.beta", 0.3),
+        ("training_args.beta: float = 0.3", "algorithm.beta", 0.3),
+        ("setattr(training_args, 'beta', 0.3)", "algorithm.beta", 0.3),
+        ("training_args.max_steps += 2", "rounds", 9),
+        ("script_args.beta = training_args.beta = 0.3", "algorithm.beta", 0.3),
+        ("mine = training_args\nmine.beta = 0.3", "algorithm.beta", 0.3),
+        ("training_args.temperature = 0.5", "rollout.temperature", 0.7),  # main sets it afterwards
+    ],
+)
+def test_an_option_that_a_line_sets_after_parsing_is_read_in_each_form_and_under_each_name(line, key, value) -> None:
+    above, _, makes = PARTS.partition("{lines}")
+    main = "def main(args):\n    args.temperature = 0.7\n" + makes.replace("training_args", "args").replace(
+        "\n", "\n    "
+    )
+    top, _, parser = above.partition("parser = ")
+    script = f"{top}{main}\nparser = {parser}{line}\nmain(training_args)\n"
+    script = script.format(parsing="script_args, training_args = parser.parse_args_and_config()")
+    config, output = project(script.replace("script_args.file", "'f'"), "--beta 0.2 --max_steps 7")
+    for name in key.split("."):
+        config = config[name]
+    assert config == value
+    assert "line " not in output.partition("Without a counterpart")[2]
+
+
+def test_options_that_a_line_sets_by_names_that_the_script_does_not_show_are_listed() -> None:
+    lines = "for name in NAMES: setattr(training_args, name, 1)"
+    parsing = "script_args, training_args = parser.parse_args_and_config()"
+    _, output = project(PARTS.format(parsing=parsing, lines=lines).replace("script_args.file", "'f'"))
+    assert "for name in NAMES: setattr(training_args, name, 1)" in output
