@@ -248,7 +248,7 @@ class _Filled(ast.NodeTransformer):
         try:
             value = self.script.value(node)
         except UnknownValueError:
-            problem = "the script does not show its value; write it into the line"
+            problem = f"{self.script.hidden(node)}; write it into the line"
             if isinstance(node, ast.Attribute):
                 problem = f"give the option {node.attr}: --from-trl '{self.script.path} --{node.attr} VALUE'"
             raise UserError(self.script.at(node, problem)) from None

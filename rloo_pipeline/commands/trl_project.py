@@ -8,7 +8,7 @@ from typing import Any
 from rloo_pipeline.commands import trl_copies
 from rloo_pipeline.commands import trl_tables as tables
 from rloo_pipeline.commands.project_data import ProjectData, place_in
-from rloo_pipeline.commands.trl_model import UNSHOWN, TrlModel
+from rloo_pipeline.commands.trl_model import TrlModel
 from rloo_pipeline.commands.trl_options import ArgumentRow, Translation, shown
 from rloo_pipeline.commands.trl_script import TrlScript
 from rloo_pipeline.commands.trl_syntax import name_of
@@ -76,7 +76,7 @@ class TrlProject(TrlModel):
         of the script.
         """
         for name, node in unknown.items():
-            self._row(name, ast.unparse(node), "", UNSHOWN)
+            self._unshown(name, node)
         for name, node in self.script.arguments.items():
             if name == "processing_class":
                 self._row(name, ast.unparse(node), "model.name_or_path", "the tokenizer is that of the model")
@@ -114,8 +114,8 @@ class TrlProject(TrlModel):
             options["generation_kwargs"] = {**(options.get("generation_kwargs") or {}), **known}
             del unknown[name]
             for key, value in hidden.items():
-                if "eos_token" not in (text := ast.unparse(value)):  # which always ends a completion
-                    self._row(f"{name}.{key}", text, "", UNSHOWN)
+                if "eos_token" not in ast.unparse(value):  # which always ends a completion
+                    self._unshown(f"{name}.{key}", value)
 
     def _dataset(self) -> JSON:
         """Builds the section `dataset`."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rloo_pipeline.commands.trl_names import ScriptNames
+from rloo_pipeline.commands.trl_options import shown
 from rloo_pipeline.commands.trl_syntax import UNSHOWN, all_nodes, bound, name_of
 from rloo_pipeline.commands.trl_tables import OF_MODEL
 from rloo_pipeline.errors import UserError
@@ -48,6 +49,9 @@ METHODS = ("strip", "lower", "upper", "split", "replace")
 
 class UnknownValueError(Exception):
     """The text does not show the value of an expression."""
+
+    node: ast.expr | None = None
+    """The innermost expression that has no value."""
 
 
 class ScriptValues(ScriptNames):
@@ -140,6 +144,25 @@ class ScriptValues(ScriptNames):
         Raises:
             UnknownValueError: the script does not show it.
         """
+        try:
+            return self._value(node)
+        except UnknownValueError as error:
+            is_entry = isinstance(node, ast.Subscript) and error.node is node.value  # os.environ["RATE"]
+            if (error.node is None or is_entry) and node is not UNSHOWN:
+                error.node = node
+            raise
+
+    def hidden(self, node: ast.expr) -> str:
+        """Names the part of an expression whose value the script does not show, and its line."""
+        try:
+            self.value(node)
+        except UnknownValueError as error:
+            node = error.node or node
+        found = self.binding(node.id, node.lineno) if isinstance(node, ast.Name) else None
+        line = found.statement.lineno if found else node.lineno
+        return f"the script does not show its value ({self.path.name}:{line}: {shown(ast.unparse(node))})"
+
+    def _value(self, node: ast.expr) -> Any:
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.List | ast.Tuple | ast.Set):
@@ -199,10 +222,10 @@ class ScriptValues(ScriptNames):
             if place.lineno < node.lineno and ast.unparse(place) == ast.unparse(node):
                 self.taken.add(place.lineno)
                 return self.value(value)
-        shown = self.settings(node.value)
-        if node.attr not in shown and self.is_parsed(node.value):
+        fields = self.settings(node.value)
+        if node.attr not in fields and self.is_parsed(node.value):
             return self._option(node.attr)
-        return self.value(shown.get(node.attr, UNSHOWN))
+        return self.value(fields.get(node.attr, UNSHOWN))
 
     def settings(self, node: ast.expr) -> dict[str, ast.expr]:
         """The fields of a class of the script or of an object, as far as the script shows them."""

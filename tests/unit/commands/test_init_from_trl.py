@@ -1016,3 +1016,31 @@ def test_options_that_a_line_sets_by_names_that_the_script_does_not_show_are_lis
     parsing = "script_args, training_args = parser.parse_args_and_config()"
     _, output = project(PARTS.format(parsing=parsing, lines=lines).replace("script_args.file", "'f'"))
     assert "for name in NAMES: setattr(training_args, name, 1)" in output
+
+
+@pytest.mark.parametrize(
+    ("lines", "value", "part", "line"),
+    [
+        ("rate = float(\n    os.environ['RATE'])", "rate", "os.environ['RATE']", 3),
+        ("from settings import RATE\nrate = 2 * RATE", "rate", "RATE", 2),
+        ("SETTINGS = {\n    'rate': rate_of()}", "SETTINGS['rate'] / 2", "rate_of()", 3),
+        ("if small():\n    rate = 1e-5\nelse:\n    rate = 1e-6", "rate", "rate", 2),
+        ("def rate(config): return config.optim.rate", "rate(load('a.yaml'))", "config.optim.rate", 2),
+    ],
+)
+def test_the_part_of_an_option_that_holds_its_value_is_named_with_its_line(lines, value, part, line) -> None:
+    _, output = project(f"\n{lines}\n" + SMALL.format(options=f"learning_rate={value}, weight_decay=0.1"))
+    missing = " ".join(output[output.index("Without a counterpart") :].split())
+    assert f"the script does not show its value (script.py:{line}: {part}); set" in missing
+    assert "weight_decay" not in missing
+
+
+def test_a_line_of_the_data_names_the_value_that_it_lacks() -> None:
+    script = SMALL.format(options="").replace('load_dataset("org/data", split="train")', "rows.select(range(count))")
+    script = script.replace("RLOOTrainer(", "def main(count):\n  rows = load_dataset('json')\n  RLOOTrainer(").replace(
+        "\n    load", "load"
+    )
+    with pytest.raises(
+        UserError, match=r"line 8: the script does not show its value \(script.py:9: sizes\(\)\); write it"
+    ):
+        project(script + "main(sizes())")
