@@ -1044,3 +1044,38 @@ def test_a_line_of_the_data_names_the_value_that_it_lacks() -> None:
         UserError, match=r"line 8: the script does not show its value \(script.py:9: sizes\(\)\); write it"
     ):
         project(script + "main(sizes())")
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "told", "rows"),
+    [
+        (
+            "GRPO",
+            "use_vllm=True, beta=0.1",
+            7,
+            [
+                "max_completion_length: 512 (TRL's default since 1.10, 256 before)",
+                "temperature: 1.0 (TRL's default since 0.18, 0.9 before) rollout.temperature",
+                "top_k: 0 (TRL's default since 0.18, 50 before) rollout.top_k",
+                "loss_agg_mode: token_mean; TRL's default since 0.22, bnpo before",
+                "which TRL keeps; TRL's default since 0.26, 512 before",
+                "placement: loss, estimator: k3; TRL's default since 1.10, false before",
+                "max: 3.0; TRL's default since 0.26, token_truncate at 2.0, or none, before",
+            ],
+        ),
+        (
+            "GRPO",
+            "temperature=0.9, top_k=5, loss_type='bnpo'",
+            3,
+            ["beta: 0.0 (TRL's default since 0.19, 0.04 before)"],
+        ),
+        ("RLOO", "", 2, ["256 before)", "which TRL keeps; TRL's default since 0.27, 512 before"]),
+    ],
+)
+def test_a_default_that_trl_has_changed_is_told_with_its_release(kind, options, told, rows, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    config, output = project(SMALL.replace("RLOO", kind).format(options=options))
+    words = " ".join(output.split())
+    assert [row for row in rows if row not in words] == []
+    assert words.count("default since") == told, "not of an option that the script sets"
+    assert config["rollout"].get("temperature") == (0.9 if "0.9" in options else None), "the default here is TRL's"
