@@ -30,9 +30,9 @@ class TrlModel:
     def _row(self, option: str, value: str, here: str, note: str = "") -> None:
         self.rows.append(ArgumentRow(option, shown(value), here, note))
 
-    def _unshown(self, option: str, node: ast.expr) -> None:
+    def _unshown(self, option: str, node: ast.expr, key: str = "the key") -> None:
         """Adds a row for an option whose value the script does not show."""
-        self._row(option, ast.unparse(node), "", f"{self.script.hidden(node)}; set the key yourself")
+        self._row(option, ast.unparse(node), "", f"{self.script.hidden(node)}; set {key} yourself")
 
     def _value(self, node: ast.expr | None, default: Any = None) -> Any:
         """The value of an expression, or a default if there is none or the script does not show its value."""

@@ -65,18 +65,22 @@ class TrlProject(TrlModel):
         for module, where in self.script.modules.items():
             note = f"stays in {where}; a run does not copy it, so leave it as it is until the run has ended"
             self._row("import", module, "", note)
-        self._left_over(unknown)
+        self._left_over(unknown, translation.keys)
         self.config = {key: config[key] for key in dict.fromkeys((*tables.SECTIONS, *config)) if key in config}
         checked(Config, self.config, str(self.script.path))
         source = dataset["train"].get("name") or str(self.script.path)
         self.data = ProjectData(source, dataset["train"], dataset["eval"], (), "prompt")
 
-    def _left_over(self, unknown: Mapping[str, ast.expr]) -> None:
-        """Adds a row for everything that was not translated: options with unknown values, trainer arguments, and lines
-        of the script.
+    def _left_over(self, unknown: Mapping[str, ast.expr], keys: Mapping[str, Any]) -> None:
+        """Adds a row for everything that was not translated: options with unknown values, in place of the rows with
+        their defaults, trainer arguments, and lines of the script.
         """
         for name, node in unknown.items():
-            self._unshown(name, node)
+            defaults = [name, "num_train_epochs" if name == "max_steps" else name]  # TRL ignores epochs then
+            rows = [row for row in self.rows if row.option in defaults and "TRL's default" in row.value]
+            self.rows = [row for row in self.rows if row not in rows]
+            now = [f"{row.here} (now {keys.get(row.here, row.value.split(' (')[0])})" for row in rows]
+            self._unshown(name, node, *now)
         for name, node in self.script.arguments.items():
             if name == "processing_class":
                 self._row(name, ast.unparse(node), "model.name_or_path", "the tokenizer is that of the model")

@@ -1079,3 +1079,23 @@ def test_a_default_that_trl_has_changed_is_told_with_its_release(kind, options, 
     assert [row for row in rows if row not in words] == []
     assert words.count("default since") == told, "not of an option that the script sets"
     assert config["rollout"].get("temperature") == (0.9 if "0.9" in options else None), "the default here is TRL's"
+
+
+@pytest.mark.parametrize(
+    ("option", "key", "default", "default_of"),
+    [
+        ("learning_rate", "update.learning_rate", "1e-06", "learning_rate"),
+        ("beta", "algorithm.beta", "0.0", "beta"),
+        ("loss_type", "algorithm", "dapo", "loss_type"),
+        ("max_steps", "rounds", "100", "num_train_epochs"),
+    ],
+)
+def test_an_option_without_a_shown_value_is_one_row_with_the_default_that_its_key_has(
+    option, key, default, default_of
+) -> None:
+    _, output = project(GRPO.format(options=f"{option}=read()"))
+    words = " ".join(output.split())
+    note = f"the script does not show its value (script.py:6: read()); set {key} (now {default}) yourself"
+    assert f"{option}: read() {note}" in words
+    assert words.count(f" {option}: ") == 1
+    assert words.count(f" {default_of}: ") == (option == default_of)
