@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rloo_pipeline.commands import trl_cli
-from rloo_pipeline.commands.trl_syntax import UNSHOWN, all_nodes, name_of
+from rloo_pipeline.commands.trl_syntax import UNSHOWN, all_nodes, assignments, name_of
 from rloo_pipeline.commands.trl_tables import POSITIONAL, TALK
 from rloo_pipeline.commands.trl_values import ScriptValues
 from rloo_pipeline.config.section import JSON
@@ -91,12 +91,25 @@ class TrlScript(ScriptValues):
             found |= {name: value for name, value in self.options.items() if name not in others}
         else:
             raise UserError(self.at(node, f"write the call of {self.kind}Config here; the script does not show it"))
+        for call in map(self._given_to, self.statements):
+            function = call and self.binding(name_of(call.func), call.lineno)
+            parts = all_nodes(function.statement, ast.stmt) if function else ()
+            if call and any(isinstance(place, ast.Attribute) for part in parts for place, _ in assignments(part)):
+                self._returned(call)  # which reads its lines, too
         # a function that makes the trainer runs after the lines that call it
         for place, value in sorted(self.assigned(ast.Attribute), key=self._depth):  # config.beta = 0.1
             if self._is_same(place.value, node, target):
                 found[place.attr] = value
                 self.taken.add(place.lineno)
         return found
+
+    def _given_to(self, statement: ast.stmt) -> ast.Call | None:
+        """The function call that a statement is, if the trainer's options are an argument: `set_up(config)`."""
+        call, node = getattr(statement, "value", None), self.arguments.get("args")
+        if not isinstance(statement, ast.Expr) or not isinstance(call, ast.Call) or call in self.calls or node is None:
+            return None
+        names = (part for part in call.args if isinstance(part, ast.Name))
+        return call if self.origin(node) in map(self.origin, names) else None
 
     def _depth(self, assigned: tuple[ast.expr, ast.expr]) -> int:
         """The number of functions that an assigned place is in, of those that make the trainer."""
@@ -141,10 +154,12 @@ class TrlScript(ScriptValues):
         return any(name_of(call.func).endswith("Trainer") for call in calls)
 
     def _sets(self, statement: ast.stmt) -> bool:
-        """True if a statement sets an option, adds a callback, or changes the trainer after it was made."""
+        """True if a statement may set an option, adds a callback, or changes the trainer after it was made."""
         args = ast.unparse(self.arguments.get("args", UNSHOWN))
         parts = [*ast.walk(statement)]
         made = not any(part in self.calls for part in parts)
+        if (call := self._given_to(statement)) and (found := self.binding(name_of(call.func), call.lineno)):
+            return not isinstance(found.statement, ast.FunctionDef)  # the function of a module
         return any(
             (
                 isinstance(part, ast.Attribute)

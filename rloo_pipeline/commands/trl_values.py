@@ -293,14 +293,19 @@ class ScriptValues(ScriptNames):
         return any(isinstance(part, ast.Call) and name_of(part.func) in PARSED for part in ast.walk(found.statement))
 
     def _called(self, node: ast.Call) -> Any:
-        """Evaluates `dict(a=1)`, `getattr(torch, name)`, `len(names)`, `textwrap.dedent(text)` and `text.strip()`."""
+        """Evaluates `dict(a=1)`, `getattr(torch, name)`, `hasattr(options, "a")`, `len(names)`, `textwrap.dedent(text)`
+        and `text.strip()`.
+        """
         name = name_of(node.func)
         if name == "dict" and not node.args:
             return {key: self.value(value) for key, value in self.keywords(node).items()}
         if node.keywords:
             raise UnknownValueError
-        if name == "getattr" and len(node.args) > 1 and ast.unparse(node.args[0]) == "torch":
-            return self.value(node.args[1])
+        is_field = isinstance(node.func, ast.Name) and len(node.args) > 1
+        if is_field and (name == "getattr" or (name == "hasattr" and self.is_parsed(node.args[0]))):
+            field = ast.Attribute(node.args[0], str(self.value(node.args[1])), ast.Load())
+            found = self.value(ast.copy_location(field, node))
+            return name == "hasattr" or found
         if name == "dedent" or (name in FUNCTIONS and isinstance(node.func, ast.Name)):
             return self._computed(FUNCTIONS[name], *node.args)
         if name in METHODS and isinstance(node.func, ast.Attribute):

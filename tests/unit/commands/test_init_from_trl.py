@@ -1099,3 +1099,41 @@ def test_an_option_without_a_shown_value_is_one_row_with_the_default_that_its_ke
     assert f"{option}: read() {note}" in words
     assert words.count(f" {option}: ") == 1
     assert words.count(f" {default_of}: ") == (option == default_of)
+
+
+SET = "training_args.reward_weights = "
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        f"if hasattr(script_args, 'weights') and script_args.weights:\n    {SET}script_args.weights",
+        f"{SET}getattr(script_args, 'weights', None)",
+        f"{SET}script_args.weights if hasattr(script_args, 'weights') else None",
+        f"weights = getattr(script_args, 'weights', None)\nif weights is not None:\n    {SET}weights",
+        "def set_up(mine, given):\n    mine.reward_weights = given.weights\nset_up(training_args, script_args)",
+    ],
+)
+def test_weights_of_rewards_are_those_that_the_script_takes_from_its_options_in_each_form(lines) -> None:
+    parsing = "script_args, training_args = parser.parse_args_and_config()"
+    script = PARTS.format(parsing=parsing, lines=lines).replace("str\n", "str; weights: list = None\n", 1)
+    assert "weight" not in project(script, "--file f")[0]["rewards"][0]
+    config, output = project(script, "--file f --weights 2", "other")
+    assert config["rewards"][0]["weight"] == 2
+    assert "line " not in output.partition("Without a counterpart")[2]
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_told"),
+    [
+        ("from mine import set_up\nset_up(training_args)", True),
+        ("def set_up(mine): log(mine)\nset_up(training_args)", False),
+        ("from mine import set_up\nset_up(training_args.seed)", False),
+        ("if hasattr(torch, 'xpu'): training_args.beta = 0.1", True),
+    ],
+)
+def test_a_call_that_may_set_options_where_the_script_does_not_show_it_is_listed(lines, is_told) -> None:
+    parsing = "script_args, training_args = parser.parse_args_and_config()"
+    _, output = project(PARTS.format(parsing=parsing, lines=lines), "--file f")
+    assert (f": {lines.splitlines()[-1]}" in output) == is_told
+    assert output.partition("Without a counterpart")[2].count("line ") == is_told
