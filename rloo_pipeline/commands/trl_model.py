@@ -69,9 +69,8 @@ class TrlModel:
         name = named or name
         if not isinstance(name, str):
             shown_as = ast.unparse(node) if node is not None else "no argument"
-            raise UserError(
-                f"{self.script.path}: the script does not show the model ({shown_as}); name it with --model"
-            )
+            problem = f"the script does not show the model ({shown_as}); name it with --model"
+            raise UserError(self.script.at(node or self.script.trainer, problem))
         self._row("model", name, "model.name_or_path")
         keys: JSON = {"name_or_path": place_in(self.folder, Path(name)) if Path(name).is_dir() else name}
         if "quantization_config" in self.script.arguments:

@@ -99,8 +99,9 @@ class ScriptNames(ABC):
         return statement.body if holds else statement.orelse
 
     def at(self, node: ast.AST, problem: str) -> str:
-        """Formats a problem with its position in the script."""
-        return f"{self.path}, line {getattr(node, 'lineno', '?')}: {problem}"
+        """Formats a problem with its position in the script; of a command of TRL, there are no lines to show."""
+        line = f", line {getattr(node, 'lineno', '?')}" if self.path.exists() else ""
+        return f"{self.path}{line}: {problem}"
 
     def binding(self, name: str, before: int) -> Binding | None:
         """The last statement above a line that binds a name. A function, class or import may also be below, and for a

@@ -36,10 +36,8 @@ class TrlProject(TrlModel):
         self.files: dict[str, str] = {}
         """Python files with code copied from the script: name → text."""
         if old := self.script.arguments.keys() & tables.BEFORE_TRL_022:
-            raise UserError(
-                f"{self.script.path}: the trainer's {' and '.join(sorted(old))} belongs to TRL before 0.22; write it "
-                "for TRL 1, with model, reward_funcs and args"
-            )
+            problem = f"the trainer's {' and '.join(sorted(old))} belongs to TRL before 0.22; write it for TRL 1, with "
+            raise UserError(self.script.at(self.script.trainer, f"{problem}model, reward_funcs and args"))
         options, unknown = self._known(self.script.config_options())
         given = self._init_kwargs(options.get("model_init_kwargs"), unknown.pop("model_init_kwargs", None))
         self._sampling(options, unknown)
@@ -50,7 +48,10 @@ class TrlProject(TrlModel):
         if options.get("bf16") is False and not options.get("fp16") and "dtype" not in of_model:
             of_model["dtype"] = "float32"
             self._row("bf16", "false", "model.dtype", "float32")
-        translation = Translation(self.script.kind, options)
+        try:
+            translation = Translation(self.script.kind, options)
+        except UserError as error:
+            raise UserError(self.script.at(self.script.argument("args") or self.script.trainer, str(error))) from error
         config = nest(translation.keys)
         config["run"] = valid_run_name(Path(str(options.get("output_dir") or self.folder.resolve().name)).name)
         config["model"] = of_model | config.get("model", {})
@@ -127,7 +128,8 @@ class TrlProject(TrlModel):
         train, held_out = arguments.get("train_dataset"), arguments.get("eval_dataset")
         train, held_out = self.script.passed(train), self.script.passed(held_out)
         if train is None:
-            raise UserError(f"{self.script.path}: the trainer has no train_dataset, and prompts are needed here")
+            problem = "the trainer has no train_dataset, and prompts are needed here"
+            raise UserError(self.script.at(self.script.trainer, problem))
         shown_eval = self.script.argument("eval_dataset")
         if shown_eval is None:
             held_out = None
@@ -179,7 +181,7 @@ class TrlProject(TrlModel):
         nodes = [] if target is None else self._elements(target, "reward_funcs")
         if weights and len(weights) != len(nodes):
             problem = f"reward_weights has {len(weights)} numbers, but the script shows {len(nodes)} reward functions"
-            raise UserError(f"{self.script.path}: {problem}; list all of them in one place")
+            raise UserError(self.script.at(target or self.script.trainer, f"{problem}; list all of them in one place"))
         rewards, copied = list[JSON](), dict[str, ast.expr | None]()
         for number, part in enumerate(nodes):
             made = self.script.resolved(part)
@@ -218,10 +220,9 @@ class TrlProject(TrlModel):
             rewards += self._of_environment(factory, len(rewards) == 0)
         if not rewards:
             text = "none" if target is None else ast.unparse(target)
-            raise UserError(
-                f"{self.script.path}: its reward functions cannot be read (reward_funcs: {shown(text)}); at least one "
-                "is needed, as a function or class of this file or a module"
-            )
+            problem = f"its reward functions cannot be read (reward_funcs: {shown(text)}); at least one is needed"
+            where = target or self.script.trainer
+            raise UserError(self.script.at(where, f"{problem}, as a function or class of this file or a module"))
         if copied:
             self.files["rewards.py"] = trl_copies.functions(self.script, copied)
         return rewards

@@ -1137,3 +1137,44 @@ def test_a_call_that_may_set_options_where_the_script_does_not_show_it_is_listed
     _, output = project(PARTS.format(parsing=parsing, lines=lines), "--file f")
     assert (f": {lines.splitlines()[-1]}" in output) == is_told
     assert output.partition("Without a counterpart")[2].count("line ") == is_told
+
+
+HYDRA = """
+import hydra
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer
+def length(completions, **kwargs): return [float(len(text)) for text in completions]
+
+@hydra.main(config_path="conf", config_name="grpo")
+def main(cfg):
+    rows = load_dataset("org/data", split="train")
+    config = GRPOConfig(
+        loss_type="mine",
+    )
+    GRPOTrainer(
+        model="m",
+        reward_funcs=length,
+        args=config,
+        train_dataset=rows,
+    ).train()
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("", "", r"script\.py, line 10: loss_type mine: has no counterpart"),
+        ('"m"', "cfg.model.path", r"script\.py, line 14: the script does not show the model \(cfg\.model\.path\)"),
+        ('model="m",', "", r"script\.py, line 13: the script does not show the model \(no argument\)"),
+        ("=length,", "=get(cfg.rewards),", r"script\.py, line 15: its reward functions cannot be read"),
+        ("=length,", "=[length, length],", r"script\.py, line 15: reward_weights has 1 numbers"),
+        ("train_dataset=rows,", "", r"script\.py, line 13: the trainer has no train_dataset"),
+        ("train_dataset=rows", "reward_model=rm", r"script\.py, line 13: the trainer's reward_model belongs"),
+        ("args=config", "args=cfg.training", r"script\.py, line 16: write the call of GRPOConfig here"),
+    ],
+)
+def test_a_refusal_of_settings_from_other_files_names_the_line(old, new, message) -> None:
+    script = HYDRA.replace('loss_type="mine"', "reward_weights=[1]") if old else HYDRA
+    with pytest.raises(UserError, match=message):
+        project(script.replace(old, new) if old else script)
