@@ -94,6 +94,8 @@ def _closure(script: TrlScript, names: Iterable[tuple[str, int]]) -> list[ast.st
             if is_above and id(statement) not in chosen:
                 chosen[id(statement)] = statement
                 waiting += _names(statement, binding.value is None and len(script.text))
+        if any(script.is_parsed(binding.part) for binding in script.bindings.get(name, ())):
+            continue  # neither are the lines that set options
         for statement in script.statements:
             if id(statement) not in chosen and statement.lineno < before and name in _mutated_names(statement):
                 chosen[id(statement)] = statement

@@ -1178,3 +1178,14 @@ def test_a_refusal_of_settings_from_other_files_names_the_line(old, new, message
     script = HYDRA.replace('loss_type="mine"', "reward_weights=[1]") if old else HYDRA
     with pytest.raises(UserError, match=message):
         project(script.replace(old, new) if old else script)
+
+
+def test_data_that_need_an_option_do_not_copy_the_lines_that_set_others(monkeypatch) -> None:
+    Path("train.jsonl").write_text("".join(f'{{"prompt": "{n}"}}\n' for n in range(10)))
+    parsing = "script_args, training_args = parser.parse_args_and_config()"
+    lines = "training_args.model_init_kwargs = dict(use_cache=not training_args.gradient_checkpointing)\n"
+    lines += "training_args.file = 'train.jsonl'"
+    project(PARTS.format(parsing=parsing, lines=lines).replace("script_args.file", "training_args.file"))
+    assert "use_cache" not in Path("project/data.py").read_text()
+    monkeypatch.chdir("project")
+    assert len(load_function("data.py:train")()) == 8
