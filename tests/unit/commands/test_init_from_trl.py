@@ -1189,3 +1189,11 @@ def test_data_that_need_an_option_do_not_copy_the_lines_that_set_others(monkeypa
     assert "use_cache" not in Path("project/data.py").read_text()
     monkeypatch.chdir("project")
     assert len(load_function("data.py:train")()) == 8
+
+
+def test_a_bar_in_an_expression_is_none_of_the_table_in_the_readme() -> None:
+    project(SMALL.format(options="learning_rate=rates() | more()"))
+    assert r"`learning_rate`: rates() \| more() | – | the script does not show its value (script.py:6: " in (
+        readme := Path("project/README.md").read_text()
+    )
+    assert r"script.py:6: rates() \| more())" in readme
