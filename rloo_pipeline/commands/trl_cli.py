@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,9 @@ def option_values(words: Sequence[str]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     name = None
-    for word in words:
+    for word, after in zip_longest(words, words[1:], fillvalue="--"):
+        if not after.startswith("--"):  # `"q_proj", "v_proj"` in a shell: the comma is not meant as part of a name
+            word = word[:1] + word[1:].removesuffix(",")
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             name = name.replace("-", "_")

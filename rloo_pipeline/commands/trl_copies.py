@@ -88,16 +88,14 @@ def _closure(script: TrlScript, names: Iterable[tuple[str, int]]) -> list[ast.st
         name, before = waiting.pop()
         for binding in script.bindings.get(name, ()):
             statement = binding.statement
-            if (
-                binding.is_parameter
-                or binding.function
-                or (isinstance(binding.value, ast.Call) and script.parses(binding.value))
-            ):
+            if binding.is_parameter or binding.function or script.is_parsed(binding.part):
                 continue  # its values are filled in where they are used
             is_above = binding.value is None or (statement.lineno < before and not script.is_afterwards(statement))
             if is_above and id(statement) not in chosen:
                 chosen[id(statement)] = statement
                 waiting += _names(statement, binding.value is None and len(script.text))
+        if any(script.is_parsed(binding.part) for binding in script.bindings.get(name, ())):
+            continue  # neither are the lines that set options
         for statement in script.statements:
             if id(statement) not in chosen and statement.lineno < before and name in _mutated_names(statement):
                 chosen[id(statement)] = statement
@@ -154,6 +152,12 @@ def _calls(statement: ast.stmt, functions: set[str]) -> bool:
 def _module(script: TrlScript, kind: str, statements: list[ast.stmt]) -> str:
     """A Python file with these statements."""
     text, before = f'"""{kind} of {script.path.name}, written by `rloo init --from-trl`."""\n', ""
+    found = {module: str(folder) for one in statements for module, folder in script.own_modules(one)}
+    script.modules |= found
+    if found:
+        # first, as in a process that runs the script: this file may have the name of one of its modules
+        folders = ", ".join(map(repr, dict.fromkeys(found.values())))
+        text += f"\nimport sys\n\nsys.path[:0] = [{folders}]  # with the modules of {script.path.name}\n"
     for statement in statements:
         is_definition = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         form = "def" if is_definition else "import" if isinstance(statement, ast.Import | ast.ImportFrom) else "line"
@@ -246,7 +250,7 @@ class _Filled(ast.NodeTransformer):
         try:
             value = self.script.value(node)
         except UnknownValueError:
-            problem = "the script does not show its value; write it into the line"
+            problem = f"{self.script.hidden(node)}; write it into the line"
             if isinstance(node, ast.Attribute):
                 problem = f"give the option {node.attr}: --from-trl '{self.script.path} --{node.attr} VALUE'"
             raise UserError(self.script.at(node, problem)) from None

@@ -9,12 +9,10 @@ from rloo_pipeline.commands import trl_tables as tables
 from rloo_pipeline.commands.project_data import place_in
 from rloo_pipeline.commands.trl_options import ArgumentRow, shown
 from rloo_pipeline.commands.trl_script import TrlScript
-from rloo_pipeline.commands.trl_syntax import name_of
+from rloo_pipeline.commands.trl_syntax import UNSHOWN, name_of
 from rloo_pipeline.commands.trl_values import UnknownValueError
 from rloo_pipeline.config.section import JSON
 from rloo_pipeline.errors import UserError
-
-UNSHOWN = "the script does not show its value; set the key yourself"
 
 
 class TrlModel:
@@ -32,6 +30,10 @@ class TrlModel:
     def _row(self, option: str, value: str, here: str, note: str = "") -> None:
         self.rows.append(ArgumentRow(option, shown(value), here, note))
 
+    def _unshown(self, option: str, node: ast.expr, key: str = "the key") -> None:
+        """Adds a row for an option whose value the script does not show."""
+        self._row(option, ast.unparse(node), "", f"{self.script.hidden(node)}; set {key} yourself")
+
     def _value(self, node: ast.expr | None, default: Any = None) -> Any:
         """The value of an expression, or a default if there is none or the script does not show its value."""
         try:
@@ -42,7 +44,7 @@ class TrlModel:
     def _init_kwargs(self, known: Any, node: ast.expr | None) -> dict[str, Any]:
         """Arguments for loading the model, as values, or as expressions if the script does not show every value."""
         if known is None and node is not None and (known := self.script.entries(node)) is None:
-            self._row("model_init_kwargs", ast.unparse(node), "", UNSHOWN)
+            self._unshown("model_init_kwargs", node)
         if known is not None and not isinstance(known, dict):
             raise UserError(f"{self.script.path}: model_init_kwargs {known}: give a JSON object")
         return known or {}
@@ -67,9 +69,8 @@ class TrlModel:
         name = named or name
         if not isinstance(name, str):
             shown_as = ast.unparse(node) if node is not None else "no argument"
-            raise UserError(
-                f"{self.script.path}: the script does not show the model ({shown_as}); name it with --model"
-            )
+            problem = f"the script does not show the model ({shown_as}); name it with --model"
+            raise UserError(self.script.at(node or self.script.trainer, problem))
         self._row("model", name, "model.name_or_path")
         keys: JSON = {"name_or_path": place_in(self.folder, Path(name)) if Path(name).is_dir() else name}
         if "quantization_config" in self.script.arguments:
@@ -96,8 +97,10 @@ class TrlModel:
             given = self._quantization(given)
         value = self._value(given, UNSHOWN) if isinstance(given, ast.expr) else given
         text = ast.unparse(given) if isinstance(given, ast.expr) else shown(value)
-        if value is UNSHOWN:
-            self._row(option, text, "", "only 4 bits are" if option == "quantization_config" else UNSHOWN)
+        if value is UNSHOWN and option == "quantization_config":
+            self._row(option, text, "", "only 4 bits are")
+        elif value is UNSHOWN:
+            self._unshown(option, given)
         elif option in ("dtype", "torch_dtype") and value in ("float32", "bfloat16", "float16"):
             keys["dtype"] = value
             self._row("dtype", value, "model.dtype")
@@ -161,8 +164,10 @@ class TrlModel:
         self._row("peft_config", ast.unparse(call), "update.lora", note)
         hidden = {name for name, node in options.items() if self._value(node, UNSHOWN) is UNSHOWN}
         for name in sorted((options.keys() - lora.keys() | hidden) - tables.LORA_SILENT):
-            if name in hidden or self._value(options[name]) not in (None, False, "none"):
-                self._row(f"peft_config.{name}", ast.unparse(options[name]), "", UNSHOWN if name in hidden else "")
+            if name in hidden:
+                self._unshown(f"peft_config.{name}", options[name])
+            elif self._value(options[name]) not in (None, False, "none"):
+                self._row(f"peft_config.{name}", ast.unparse(options[name]), "")
         return lora
 
     def _reward_model(self, made: ast.expr) -> JSON | None:

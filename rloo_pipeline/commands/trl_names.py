@@ -12,6 +12,7 @@ from rloo_pipeline.commands.trl_syntax import (
     Binding,
     Node,
     all_nodes,
+    assignments,
     bound,
     element,
     free_names,
@@ -52,6 +53,8 @@ class ScriptNames(ABC):
         """Functions of whose results the project is made, with what they return if the script shows it."""
         self.inner: list[ast.stmt] = []
         """Their statements."""
+        self.modules: dict[str, str] = {}
+        """The script's own modules that copies of its code import, and the folders that they are in."""
         for _ in range(PASSES):
             read = list(self._flat(tree.body))
             if read == self.statements:
@@ -96,8 +99,9 @@ class ScriptNames(ABC):
         return statement.body if holds else statement.orelse
 
     def at(self, node: ast.AST, problem: str) -> str:
-        """Formats a problem with its position in the script."""
-        return f"{self.path}, line {getattr(node, 'lineno', '?')}: {problem}"
+        """Formats a problem with its position in the script; of a command of TRL, there are no lines to show."""
+        line = f", line {getattr(node, 'lineno', '?')}" if self.path.exists() else ""
+        return f"{self.path}{line}: {problem}"
 
     def binding(self, name: str, before: int) -> Binding | None:
         """The last statement above a line that binds a name. A function, class or import may also be below, and for a
@@ -129,11 +133,43 @@ class ScriptNames(ABC):
             return self.resolved(returned, take)
         return node
 
+    def origin(self, node: ast.expr) -> tuple[ast.expr, Any]:
+        """The expression that a name or `results[1]` stands for or is a part of, and the position of that part."""
+        place: Any = None
+        while True:
+            if isinstance(node, ast.Subscript):
+                place = node.slice.value if isinstance(node.slice, ast.Constant) else place
+                node = node.value
+                continue
+            found = self.binding(node.id, node.lineno) if isinstance(node, ast.Name) else None
+            if found is None or found.part is None or found.part is UNSHOWN:
+                return node, place
+            place = found.place if found.part is found.value and found.place is not None else place
+            node = found.part
+
+    def own_modules(self, statement: ast.AST) -> Iterator[tuple[str, Path]]:
+        """Yields the script's own modules that a statement imports, each with the folder where Python finds it: the
+        script's, or one between that and the working folder.
+        """
+        own, working = self.path.resolve().parent, Path.cwd()
+        folders = [own, *(folder for folder in own.parents if folder.is_relative_to(working))]
+        for node in ast.walk(statement):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [] if node.level else [str(node.module), *(f"{node.module}.{name}" for name in names)]
+            for name in names:
+                for folder in folders:
+                    path = folder.joinpath(*name.split("."))
+                    if path.with_suffix(".py").is_file() or (path / "__init__.py").is_file():
+                        yield name, folder
+                        break
+
     def assigned(self, kind: type[Node]) -> Iterator[tuple[Node, ast.expr]]:
         """Yields the attributes or the entries that lines such as `config.beta = 0.1` set, each with its value."""
         for statement in (*self.statements, *self.inner):
-            if isinstance(statement, ast.Assign) and isinstance(place := statement.targets[0], kind):
-                yield place, statement.value
+            for place, value in assignments(statement):
+                if isinstance(place, kind):
+                    yield place, value
 
     def passed(self, node: ast.expr | None) -> ast.expr | None:
         """The argument that a function that makes the trainer gets for a parameter; any other expression unchanged."""

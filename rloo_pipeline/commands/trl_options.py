@@ -73,9 +73,14 @@ class Translation:
         self._rest()
 
     def add(self, option: str, here: str, note: str = "") -> None:
-        """Adds a row for an option. An option that the script leaves out has TRL's default."""
+        """Adds a row for an option. An option that the script leaves out has TRL's default. If that has changed, the
+        row says since which release it is the default, and what it was before.
+        """
         self.read.add(option)
         origin = "" if option in self.given else " (TRL's default)"
+        if origin and (earlier := tables.EARLIER[self.kind].get(option)):
+            told = "TRL's default since {}, {} before".format(*earlier)
+            origin, note = (origin, f"{note}; {told}") if note else (f" ({told})", note)
         self.rows.append(ArgumentRow(option, shown(self.options.get(option)) + origin, here, note))
 
     def _drop_unused(self) -> None:
@@ -96,6 +101,10 @@ class Translation:
                 self.keys[key] = NO_CLIPPING
             elif name in self.options:
                 self._one(name, key)
+        for name, default in {"temperature": 1.0, "top_k": 0}.items():  # the same here, so no key is set
+            if self.kind == "GRPO" and name not in self.options:
+                self.options[name] = default
+                self.add(name, tables.KEYS[name])
         for name in ("beta", "num_iterations"):  # for RLOO, the preset has TRL's defaults
             if name in self.given or self.kind == "GRPO":
                 self._one(name, f"algorithm.{name}")

@@ -8,7 +8,7 @@ from typing import Any
 from rloo_pipeline.commands import trl_copies
 from rloo_pipeline.commands import trl_tables as tables
 from rloo_pipeline.commands.project_data import ProjectData, place_in
-from rloo_pipeline.commands.trl_model import UNSHOWN, TrlModel
+from rloo_pipeline.commands.trl_model import TrlModel
 from rloo_pipeline.commands.trl_options import ArgumentRow, Translation, shown
 from rloo_pipeline.commands.trl_script import TrlScript
 from rloo_pipeline.commands.trl_syntax import name_of
@@ -36,10 +36,8 @@ class TrlProject(TrlModel):
         self.files: dict[str, str] = {}
         """Python files with code copied from the script: name → text."""
         if old := self.script.arguments.keys() & tables.BEFORE_TRL_022:
-            raise UserError(
-                f"{self.script.path}: the trainer's {' and '.join(sorted(old))} belongs to TRL before 0.22; write it "
-                "for TRL 1, with model, reward_funcs and args"
-            )
+            problem = f"the trainer's {' and '.join(sorted(old))} belongs to TRL before 0.22; write it for TRL 1, with "
+            raise UserError(self.script.at(self.script.trainer, f"{problem}model, reward_funcs and args"))
         options, unknown = self._known(self.script.config_options())
         given = self._init_kwargs(options.get("model_init_kwargs"), unknown.pop("model_init_kwargs", None))
         self._sampling(options, unknown)
@@ -50,7 +48,10 @@ class TrlProject(TrlModel):
         if options.get("bf16") is False and not options.get("fp16") and "dtype" not in of_model:
             of_model["dtype"] = "float32"
             self._row("bf16", "false", "model.dtype", "float32")
-        translation = Translation(self.script.kind, options)
+        try:
+            translation = Translation(self.script.kind, options)
+        except UserError as error:
+            raise UserError(self.script.at(self.script.argument("args") or self.script.trainer, str(error))) from error
         config = nest(translation.keys)
         config["run"] = valid_run_name(Path(str(options.get("output_dir") or self.folder.resolve().name)).name)
         config["model"] = of_model | config.get("model", {})
@@ -62,18 +63,25 @@ class TrlProject(TrlModel):
         if lora := self._lora():
             config.setdefault("update", {})["lora"] = lora
         self.rows += translation.rows
-        self._left_over(unknown)
+        for module, where in self.script.modules.items():
+            note = f"stays in {where}; a run does not copy it, so leave it as it is until the run has ended"
+            self._row("import", module, "", note)
+        self._left_over(unknown, translation.keys)
         self.config = {key: config[key] for key in dict.fromkeys((*tables.SECTIONS, *config)) if key in config}
         checked(Config, self.config, str(self.script.path))
         source = dataset["train"].get("name") or str(self.script.path)
         self.data = ProjectData(source, dataset["train"], dataset["eval"], (), "prompt")
 
-    def _left_over(self, unknown: Mapping[str, ast.expr]) -> None:
-        """Adds a row for everything that was not translated: options with unknown values, trainer arguments, and lines
-        of the script.
+    def _left_over(self, unknown: Mapping[str, ast.expr], keys: Mapping[str, Any]) -> None:
+        """Adds a row for everything that was not translated: options with unknown values, in place of the rows with
+        their defaults, trainer arguments, and lines of the script.
         """
         for name, node in unknown.items():
-            self._row(name, ast.unparse(node), "", UNSHOWN)
+            defaults = [name, "num_train_epochs" if name == "max_steps" else name]  # TRL ignores epochs then
+            rows = [row for row in self.rows if row.option in defaults and "TRL's default" in row.value]
+            self.rows = [row for row in self.rows if row not in rows]
+            now = [f"{row.here} (now {keys.get(row.here, row.value.split(' (')[0])})" for row in rows]
+            self._unshown(name, node, *now)
         for name, node in self.script.arguments.items():
             if name == "processing_class":
                 self._row(name, ast.unparse(node), "model.name_or_path", "the tokenizer is that of the model")
@@ -111,8 +119,8 @@ class TrlProject(TrlModel):
             options["generation_kwargs"] = {**(options.get("generation_kwargs") or {}), **known}
             del unknown[name]
             for key, value in hidden.items():
-                if "eos_token" not in (text := ast.unparse(value)):  # which always ends a completion
-                    self._row(f"{name}.{key}", text, "", UNSHOWN)
+                if "eos_token" not in ast.unparse(value):  # which always ends a completion
+                    self._unshown(f"{name}.{key}", value)
 
     def _dataset(self) -> JSON:
         """Builds the section `dataset`."""
@@ -120,7 +128,8 @@ class TrlProject(TrlModel):
         train, held_out = arguments.get("train_dataset"), arguments.get("eval_dataset")
         train, held_out = self.script.passed(train), self.script.passed(held_out)
         if train is None:
-            raise UserError(f"{self.script.path}: the trainer has no train_dataset, and prompts are needed here")
+            problem = "the trainer has no train_dataset, and prompts are needed here"
+            raise UserError(self.script.at(self.script.trainer, problem))
         shown_eval = self.script.argument("eval_dataset")
         if shown_eval is None:
             held_out = None
@@ -169,10 +178,10 @@ class TrlProject(TrlModel):
     def _rewards(self, given: Sequence[float] | float | None, template: JSON | None) -> list[JSON]:
         weights = [given] if isinstance(given, int | float) else given
         target = self.script.argument("reward_funcs")
-        nodes = [] if target is None else _elements(target, self.script.arguments["reward_funcs"])
+        nodes = [] if target is None else self._elements(target, "reward_funcs")
         if weights and len(weights) != len(nodes):
             problem = f"reward_weights has {len(weights)} numbers, but the script shows {len(nodes)} reward functions"
-            raise UserError(f"{self.script.path}: {problem}; list all of them in one place")
+            raise UserError(self.script.at(target or self.script.trainer, f"{problem}; list all of them in one place"))
         rewards, copied = list[JSON](), dict[str, ast.expr | None]()
         for number, part in enumerate(nodes):
             made = self.script.resolved(part)
@@ -186,8 +195,10 @@ class TrlProject(TrlModel):
                 function = {"function": tables.REWARD_MODEL, "batch": "all", "options": model}
             else:
                 function = self._function(part, "rewards.py", copied)
-            if function is None and isinstance(part, ast.Call | ast.Lambda) and self.script.shows(part):
-                called = name_of(part.func) if isinstance(part, ast.Call) else ""
+            is_made = isinstance(part, ast.Call | ast.Lambda)
+            is_made |= isinstance(part, ast.Attribute) and not self.script.is_parsed(part.value)
+            if function is None and is_made and self.script.shows(part):
+                called = name_of(getattr(part, "func", part))
                 copied[name := f"{called or 'reward'}_{number + 1}"] = part
                 function = {"function": f"rewards.py:{name}"}
             if function is None:
@@ -209,10 +220,9 @@ class TrlProject(TrlModel):
             rewards += self._of_environment(factory, len(rewards) == 0)
         if not rewards:
             text = "none" if target is None else ast.unparse(target)
-            raise UserError(
-                f"{self.script.path}: its reward functions cannot be read (reward_funcs: {shown(text)}); at least one "
-                "is needed, as a function or class of this file or a module"
-            )
+            problem = f"its reward functions cannot be read (reward_funcs: {shown(text)}); at least one is needed"
+            where = target or self.script.trainer
+            raise UserError(self.script.at(where, f"{problem}, as a function or class of this file or a module"))
         if copied:
             self.files["rewards.py"] = trl_copies.functions(self.script, copied)
         return rewards
@@ -259,9 +269,17 @@ class TrlProject(TrlModel):
         name = next(alias.name for alias in statement.names if (alias.asname or alias.name) == node.id)
         if statement.module.partition(".")[0] == "trl":
             return {**tables.REWARDS[name]} if name in tables.REWARDS else None
-        beside = self.script.path.parent / f"{statement.module.replace('.', '/')}.py"
+        beside = self.script.path.parent / f"{statement.module}.py"
+        if not beside.is_file() and any(self.script.own_modules(statement)):  # in a package, which has its own imports
+            copied[node.id] = None
+            return {"function": f"{file}:{node.id}"}
         module = place_in(self.folder, beside) if beside.is_file() else statement.module
         return {"function": f"{module}:{name}"}
+
+    def _elements(self, node: ast.expr, argument: str) -> list[ast.expr]:
+        """The elements of a list. Any other expression counts as one element, as it is written in the call."""
+        found = self.script.elements(node)
+        return [self.script.arguments[argument]] if found is None else found
 
     def _tools(self, config: JSON) -> None:
         """Sets `rollout.tools` and `rollout.environment`."""
@@ -271,7 +289,7 @@ class TrlProject(TrlModel):
             target = self.script.argument(option)
             if target is None:
                 continue
-            parts = target.values if isinstance(target, ast.Dict) else _elements(target, self.script.arguments[option])
+            parts = target.values if isinstance(target, ast.Dict) else self._elements(target, option)
             found = [self._function(part, "tools.py", copied) for part in parts]
             if None in found:
                 raise UserError(self.script.at(target, f"{option}: name functions or classes of this file or a module"))
@@ -285,11 +303,6 @@ class TrlProject(TrlModel):
             )
         if copied:
             self.files["tools.py"] = trl_copies.functions(self.script, copied)
-
-
-def _elements(node: ast.expr, written: ast.expr) -> list[ast.expr]:
-    """The elements of a list or tuple. Any other expression counts as one element, as it is written in the call."""
-    return node.elts if isinstance(node, ast.List | ast.Tuple) else [written]
 
 
 def _column(reward: JSON) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rloo_pipeline.commands import trl_cli
-from rloo_pipeline.commands.trl_syntax import UNSHOWN, all_nodes, name_of
+from rloo_pipeline.commands.trl_syntax import UNSHOWN, all_nodes, assignments, name_of
 from rloo_pipeline.commands.trl_tables import POSITIONAL, TALK
 from rloo_pipeline.commands.trl_values import ScriptValues
 from rloo_pipeline.config.section import JSON
@@ -86,20 +86,40 @@ class TrlScript(ScriptValues):
             others = {
                 part.attr
                 for part in all_nodes(self.tree, ast.Attribute)
-                if ast.unparse(part.value) != ast.unparse(node) and self.is_parsed(part.value)
+                if self.origin(part.value) != self.origin(node) and self.is_parsed(part.value)
             }
             found |= {name: value for name, value in self.options.items() if name not in others}
         else:
             raise UserError(self.at(node, f"write the call of {self.kind}Config here; the script does not show it"))
-        for place, value in self.assigned(ast.Attribute):  # config.beta = 0.1
+        for call in map(self._given_to, self.statements):
+            function = call and self.binding(name_of(call.func), call.lineno)
+            parts = all_nodes(function.statement, ast.stmt) if function else ()
+            if call and any(isinstance(place, ast.Attribute) for part in parts for place, _ in assignments(part)):
+                self._returned(call)  # which reads its lines, too
+        # a function that makes the trainer runs after the lines that call it
+        for place, value in sorted(self.assigned(ast.Attribute), key=self._depth):  # config.beta = 0.1
             if self._is_same(place.value, node, target):
                 found[place.attr] = value
                 self.taken.add(place.lineno)
         return found
 
+    def _given_to(self, statement: ast.stmt) -> ast.Call | None:
+        """The function call that a statement is, if the trainer's options are an argument: `set_up(config)`."""
+        call, node = getattr(statement, "value", None), self.arguments.get("args")
+        if not isinstance(statement, ast.Expr) or not isinstance(call, ast.Call) or call in self.calls or node is None:
+            return None
+        names = (part for part in call.args if isinstance(part, ast.Name))
+        return call if self.origin(node) in map(self.origin, names) else None
+
+    def _depth(self, assigned: tuple[ast.expr, ast.expr]) -> int:
+        """The number of functions that an assigned place is in, of those that make the trainer."""
+        line = assigned[0].lineno
+        return sum(function.lineno < line <= (function.end_lineno or 0) for function in self.makers)
+
     def _is_same(self, one: ast.expr, node: ast.expr, target: ast.expr) -> bool:
         """True if an expression is written like another, or stands for the same object as it."""
-        return ast.unparse(one) == ast.unparse(node) or self.resolved(one, take=False) is target
+        is_same = self.resolved(one, take=False) is target or self.origin(one) == self.origin(node)
+        return is_same or ast.unparse(one) == ast.unparse(node)
 
     def left(self) -> Iterator[ast.stmt]:
         """Statements that the project does not take over, except imports and statements about the trainer."""
@@ -134,25 +154,26 @@ class TrlScript(ScriptValues):
         return any(name_of(call.func).endswith("Trainer") for call in calls)
 
     def _sets(self, statement: ast.stmt) -> bool:
-        """True if a statement sets an option, adds a callback, or changes the trainer after it was made."""
+        """True if a statement may set an option, adds a callback, or changes the trainer after it was made."""
         args = ast.unparse(self.arguments.get("args", UNSHOWN))
         parts = [*ast.walk(statement)]
         made = not any(part in self.calls for part in parts)
+        if (call := self._given_to(statement)) and (found := self.binding(name_of(call.func), call.lineno)):
+            return not isinstance(found.statement, ast.FunctionDef)  # the function of a module
         return any(
             (
                 isinstance(part, ast.Attribute)
                 and isinstance(part.ctx, ast.Store)
                 and (made or ast.unparse(part.value) == args)
             )
-            or (isinstance(part, ast.Call) and name_of(part.func) == "add_callback")
+            or (isinstance(part, ast.Call) and name_of(part.func) in ("add_callback", "setattr"))
             for part in parts
         )
 
     def _is_training(self, value: ast.expr | None) -> bool:
         """True if a value is a trainer, its options, or an argument parser."""
-        if not isinstance(value, ast.Call):
-            return False
-        return name_of(value.func).endswith(("Trainer", "Config", "Parser")) or self.parses(value)
+        is_made = isinstance(value, ast.Call) and name_of(value.func).endswith(("Trainer", "Config", "Parser"))
+        return is_made or self.is_parsed(value)
 
 
 def _read(path: Path) -> tuple[str, ast.Module]:

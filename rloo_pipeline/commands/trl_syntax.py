@@ -27,6 +27,12 @@ class Binding(NamedTuple):
         """True for a parameter of a function that makes the trainer."""
         return isinstance(self.statement, ast.FunctionDef | ast.AsyncFunctionDef) and self.value is not None
 
+    @property
+    def part(self) -> ast.expr | None:
+        """The element at `place`, if the value is a tuple that the script writes out; otherwise the value."""
+        shown = self.value and self.place is not None and element(self.value, self.place)
+        return shown or self.value
+
     def is_seen(self, line: int) -> bool:
         """True if a line is below the statement or, for a parameter, inside its function."""
         scope = self.statement if self.is_parameter else self.function
@@ -95,6 +101,21 @@ def bound(statement: ast.stmt) -> Iterator[tuple[str, ast.expr | None, int | Non
                 yield inner.id, UNSHOWN, None
             elif isinstance(inner, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef):
                 yield from ((name, None, None) for name, _, _ in bound(inner))
+
+
+def assignments(statement: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yields the places that a statement sets, each with its value: `a = b = 1`, `a: int = 1`, `a += 1`, and
+    `setattr(a, "b", 1)`.
+    """
+    match statement:
+        case ast.Assign(targets, value):
+            yield from ((target, value) for target in targets)
+        case ast.AnnAssign(target, _, ast.expr() as value):
+            yield target, value
+        case ast.AugAssign(target, operator, value):
+            yield target, ast.copy_location(ast.BinOp(target, operator, value), statement)
+        case ast.Expr(ast.Call(ast.Name("setattr"), [object_, ast.Constant(str(name)), value])):
+            yield ast.copy_location(ast.Attribute(object_, name, ast.Store()), statement), value
 
 
 def free_names(node: ast.AST) -> Iterator[str]:

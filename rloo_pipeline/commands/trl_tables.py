@@ -12,6 +12,20 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "GRPO": {"num_generations": 8, "beta": 0.0},
 }
 BOTH = {"max_completion_length": 512, "learning_rate": 1e-6, "lr_scheduler_type": "linear", "num_iterations": 1}
+EARLIER: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "RLOO": {"max_completion_length": ("1.10", "256"), "max_prompt_length": ("0.27", "512")},
+    "GRPO": {
+        "max_completion_length": ("1.10", "256"),
+        "max_prompt_length": ("0.26", "512"),
+        "beta": ("0.19", "0.04"),
+        "temperature": ("0.18", "0.9"),
+        "top_k": ("0.18", "50"),
+        "loss_type": ("0.22", "bnpo"),
+        "use_bias_correction_kl": ("1.10", "false"),
+        "vllm_importance_sampling_mode": ("0.26", "token_truncate at 2.0, or none,"),
+    },
+}
+"""The first release with the default of 1.16, and the default before it; for RLOO, of TRL 0.22 and later."""
 with Path(__file__).with_name("trl_options.csv").open(encoding="utf-8", newline="") as _file:
     _ROWS = [tuple(row.values()) for row in csv.DictReader(_file)]
 KEYS = {option: key for option, key, _ in _ROWS if key}

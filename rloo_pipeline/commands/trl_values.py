@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rloo_pipeline.commands.trl_names import ScriptNames
-from rloo_pipeline.commands.trl_syntax import UNSHOWN, all_nodes, bound, element, name_of
+from rloo_pipeline.commands.trl_options import shown
+from rloo_pipeline.commands.trl_syntax import UNSHOWN, all_nodes, bound, name_of
 from rloo_pipeline.commands.trl_tables import OF_MODEL
 from rloo_pipeline.errors import UserError
 
@@ -49,6 +50,9 @@ METHODS = ("strip", "lower", "upper", "split", "replace")
 class UnknownValueError(Exception):
     """The text does not show the value of an expression."""
 
+    node: ast.expr | None = None
+    """The innermost expression that has no value."""
+
 
 class ScriptValues(ScriptNames):
     """The values of the expressions of a script."""
@@ -78,6 +82,32 @@ class ScriptValues(ScriptNames):
         if isinstance(value, ast.Dict) and all(isinstance(key, ast.Constant) for key in value.keys):
             names = (str(key.value) for key in value.keys if isinstance(key, ast.Constant))
             return dict(zip(names, value.values, strict=True)) | self._added(value, node)
+        return None
+
+    def elements(self, node: ast.expr) -> list[ast.expr] | None:
+        """The elements of a list or tuple, or of `[TABLE[name] for name in names]`; None if the script does not show
+        them.
+
+        Raises:
+            UserError: the table has no such entry.
+        """
+        match node:
+            case ast.List() | ast.Tuple():
+                return node.elts
+            case ast.ListComp(
+                elt=ast.Subscript(table, ast.Name(name)) | ast.Call(ast.Attribute(table, "get"), [ast.Name(name), *_]),
+                generators=[ast.comprehension(ast.Name(variable), iterated, [])],
+            ) if name == variable and (entries := self.entries(table)):
+                try:
+                    names = self.value(iterated)
+                except UnknownValueError:
+                    return None
+                # a single word on the command line is a string
+                names = [*map(str, names)] if isinstance(names, list) else [str(names)]
+                if missing := [one for one in names if one not in entries]:
+                    problem = f"{ast.unparse(table)} has no {missing[0]}; name one of {', '.join(entries)}"
+                    raise UserError(self.at(node, problem))
+                return [entries[one] for one in names]
         return None
 
     def _added(self, entries: ast.Dict, read: ast.expr) -> dict[str, ast.expr]:
@@ -114,6 +144,25 @@ class ScriptValues(ScriptNames):
         Raises:
             UnknownValueError: the script does not show it.
         """
+        try:
+            return self._value(node)
+        except UnknownValueError as error:
+            is_entry = isinstance(node, ast.Subscript) and error.node is node.value  # os.environ["RATE"]
+            if (error.node is None or is_entry) and node is not UNSHOWN:
+                error.node = node
+            raise
+
+    def hidden(self, node: ast.expr) -> str:
+        """Names the part of an expression whose value the script does not show, and its line."""
+        try:
+            self.value(node)
+        except UnknownValueError as error:
+            node = error.node or node
+        found = self.binding(node.id, node.lineno) if isinstance(node, ast.Name) else None
+        line = found.statement.lineno if found else node.lineno
+        return f"the script does not show its value ({self.path.name}:{line}: {shown(ast.unparse(node))})"
+
+    def _value(self, node: ast.expr) -> Any:
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.List | ast.Tuple | ast.Set):
@@ -173,10 +222,10 @@ class ScriptValues(ScriptNames):
             if place.lineno < node.lineno and ast.unparse(place) == ast.unparse(node):
                 self.taken.add(place.lineno)
                 return self.value(value)
-        shown = self.settings(node.value)
-        if node.attr not in shown and self.is_parsed(node.value):
+        fields = self.settings(node.value)
+        if node.attr not in fields and self.is_parsed(node.value):
             return self._option(node.attr)
-        return self.value(shown.get(node.attr, UNSHOWN))
+        return self.value(fields.get(node.attr, UNSHOWN))
 
     def settings(self, node: ast.expr) -> dict[str, ast.expr]:
         """The fields of a class of the script or of an object, as far as the script shows them."""
@@ -231,34 +280,32 @@ class ScriptValues(ScriptNames):
                 found[name] = value
         return found
 
-    def is_parsed(self, node: ast.expr) -> bool:
-        """True if a name holds the parsed command-line options."""
-        target = node
-        while isinstance(target, ast.Name):
-            found = self.binding(target.id, target.lineno)
-            if found is None or found.value is None:
-                return False
-            target = found.value
-            if found.place is not None:
-                target = element(target, found.place) or target
-        return isinstance(target, ast.Call) and self.parses(target)
-
-    def parses(self, call: ast.Call) -> bool:
-        """True if a call returns the parsed command-line options, directly or through a function of the script."""
-        found = self.binding(name, call.lineno) if (name := name_of(call.func)) not in PARSED else None
+    def is_parsed(self, node: ast.expr | None) -> bool:
+        """True if an expression is the parsed command-line options or a part of them, which a call returns directly or
+        through a function of the script.
+        """
+        node = node and self.origin(node)[0]
+        if not isinstance(node, ast.Call):
+            return False
+        found = self.binding(name, node.lineno) if (name := name_of(node.func)) not in PARSED else None
         if found is None or not isinstance(found.statement, ast.FunctionDef):
             return name in PARSED
         return any(isinstance(part, ast.Call) and name_of(part.func) in PARSED for part in ast.walk(found.statement))
 
     def _called(self, node: ast.Call) -> Any:
-        """Evaluates `dict(a=1)`, `getattr(torch, name)`, `len(names)`, `textwrap.dedent(text)` and `text.strip()`."""
+        """Evaluates `dict(a=1)`, `getattr(torch, name)`, `hasattr(options, "a")`, `len(names)`, `textwrap.dedent(text)`
+        and `text.strip()`.
+        """
         name = name_of(node.func)
         if name == "dict" and not node.args:
             return {key: self.value(value) for key, value in self.keywords(node).items()}
         if node.keywords:
             raise UnknownValueError
-        if name == "getattr" and len(node.args) > 1 and ast.unparse(node.args[0]) == "torch":
-            return self.value(node.args[1])
+        is_field = isinstance(node.func, ast.Name) and len(node.args) > 1
+        if is_field and (name == "getattr" or (name == "hasattr" and self.is_parsed(node.args[0]))):
+            field = ast.Attribute(node.args[0], str(self.value(node.args[1])), ast.Load())
+            found = self.value(ast.copy_location(field, node))
+            return name == "hasattr" or found
         if name == "dedent" or (name in FUNCTIONS and isinstance(node.func, ast.Name)):
             return self._computed(FUNCTIONS[name], *node.args)
         if name in METHODS and isinstance(node.func, ast.Attribute):

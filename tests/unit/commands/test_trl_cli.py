@@ -1,11 +1,13 @@
 """`rloo init --from-trl`: commands of TRL's command line become projects as its scripts do."""
 
+import shlex
 from pathlib import Path
 
 import pytest
 import yaml
 from helpers import printed
 
+from rloo_pipeline.commands import trl_cli
 from rloo_pipeline.commands.init import init_from_trl
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.import_string import load as load_function
@@ -171,3 +173,31 @@ def test_a_command_of_trl_without_data_model_or_rewards_is_refused(options, mess
     with pytest.raises(UserError, match=message):
         init_from_trl(Path("project"), f"trl grpo {options}", "m" if "model" not in message else None, False)
     assert not Path("project").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        ('"q_proj", "v_proj"', ["q_proj", "v_proj"]),
+        ("q_proj, 'k_proj',  v_proj", ["q_proj", "k_proj", "v_proj"]),
+        ("1, 0.5", [1, 0.5]),
+        ("','", ","),
+        ("',' ';'", [",", ";"]),
+        ("a,b", "a,b"),
+        ('["q_proj","v_proj"]', "[q_proj,v_proj]"),
+    ],
+)
+def test_a_comma_between_the_words_of_an_option_belongs_to_none_of_them(words, values) -> None:
+    assert trl_cli.option_values(shlex.split(f"--beta 0.1 --names {words} --last")) == {
+        "beta": 0.1,
+        "names": values,
+        "last": True,
+    }
+
+
+def test_the_modules_of_an_adapter_may_have_commas_between_them() -> None:
+    Path("grpo.yaml").write_text(COMMAND.replace("lora_target_modules: [q_proj]\n", ""))
+    command = 'trl grpo --config grpo.yaml --lora_target_modules "q_proj", "v_proj"'
+    printed(init_from_trl, Path("project"), command, None, False)
+    config = yaml.safe_load(Path("project/config/config.yaml").read_text())
+    assert config["update"]["lora"]["target_modules"] == ["q_proj", "v_proj"]
