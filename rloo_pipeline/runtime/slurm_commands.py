@@ -6,9 +6,10 @@ import subprocess
 
 from rloo_pipeline.errors import UserError
 
-OF_SHELL = re.compile("(?:SQUEUE|SCANCEL|SACCT|SINFO|SCONTROL)_(?!ALL$)")
+OF_SHELL = re.compile("(?:SQUEUE|SCANCEL|SACCT|SINFO|SCONTROL)_(?!(?:ALL|FEDERATION)$)")
 """Variables with which a user's shell changes what these commands print or do, such as SQUEUE_STATES, or
-SCANCEL_INTERACTIVE, which makes scancel ask. SQUEUE_ALL stays: without it, jobs in hidden partitions would be missing.
+SCANCEL_INTERACTIVE, which makes scancel ask. SQUEUE_ALL and SQUEUE_FEDERATION stay: without them, jobs in hidden
+partitions, or on other clusters of a federation, would be missing.
 """
 
 PATIENCE = 60.0
