@@ -20,15 +20,23 @@ def run(*command: str, ignored_error: str = "\0", **environment: str) -> list[st
     """Output lines of a SLURM command; none if its error contains `ignored_error`.
 
     Raises:
-        UserError: there is no such command, or SLURM refuses or does not answer.
+        UserError: there is no such command, it cannot be started, or SLURM refuses or does not answer.
     """
     environment = {name: value for name, value in os.environ.items() if not OF_SHELL.match(name)} | environment
     try:
         outcome = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=PATIENCE,
         )
     except FileNotFoundError:
         raise UserError(f"no {command[0]} on the PATH: run this where SLURM's commands are installed") from None
+    except OSError as error:  # such as too many processes on a login node
+        raise UserError(f"`{' '.join(command)}` cannot be started ({error.strerror}); try again later") from error
     except subprocess.TimeoutExpired:
         raise UserError(f"`{' '.join(command)}` gave no answer for {PATIENCE:.0f} s; try again later") from None
     if outcome.returncode and ignored_error not in outcome.stderr:
