@@ -97,8 +97,8 @@ def refuse_missing_binds(in_job: bool) -> None:
     """
     for kind in ("BINDPATH",) if in_job else ("BIND", "BINDPATH"):
         name = f"APPTAINER_{kind}" if os.environ.get(f"APPTAINER_{kind}") else f"SINGULARITY_{kind}"
-        for folder in (bind.partition(":")[0] for bind in os.environ.get(name, "").split(",")):
-            if folder and not Path(folder).exists():
+        for folder in (bind.partition(":")[0] for bind in _split_binds(os.environ.get(name, ""))):
+            if not Path(folder).exists():
                 raise UserError(f"{name} names {folder}, which {socket.gethostname()} does not have; take it out")
 
 
@@ -115,7 +115,7 @@ def prepare(config: Config, image: str, in_job: bool = False) -> None:
         UserError: Apptainer cannot bind a file or folder.
     """
     # Apptainer reads SINGULARITY_BIND only without APPTAINER_BIND
-    inherited = (os.environ.get("APPTAINER_BIND") or os.environ.get("SINGULARITY_BIND", "")).split(",")
+    inherited = _split_binds(os.environ.get("APPTAINER_BIND") or os.environ.get("SINGULARITY_BIND", ""))
     if in_job:
         inherited = [bind for bind in inherited if Path(bind.partition(":")[0]).exists()]
     cache_folders = dict(_cache_folders(image))
@@ -135,6 +135,12 @@ def prepare(config: Config, image: str, in_job: bool = False) -> None:
     os.environ["APPTAINER_BIND"] = ",".join(dict.fromkeys(filter(None, binds)))
     if devices.has_gpu():
         os.environ.setdefault("APPTAINER_NV", "1")
+
+
+def _split_binds(text: str) -> list[str]:
+    """The binds in a variable, each with its options, between which there is a comma too: `data.img:/data:ro,id=1`."""
+    parts = re.split(r",(?!\s*(?:r[ow]\s*(?:,|$)|id=|image-src=))", text)
+    return [bind for part in parts if (bind := part.strip())]
 
 
 def _cache_folders(image: str) -> Iterator[tuple[str, str]]:

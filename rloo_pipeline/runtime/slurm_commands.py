@@ -6,9 +6,10 @@ import subprocess
 
 from rloo_pipeline.errors import UserError
 
-OF_SHELL = re.compile("(?:SQUEUE|SCANCEL|SACCT|SINFO|SCONTROL)_(?!ALL$)")
+OF_SHELL = re.compile("(?:SQUEUE|SCANCEL|SACCT|SINFO|SCONTROL)_(?!(?:ALL|FEDERATION)$)")
 """Variables with which a user's shell changes what these commands print or do, such as SQUEUE_STATES, or
-SCANCEL_INTERACTIVE, which makes scancel ask. SQUEUE_ALL stays: without it, jobs in hidden partitions would be missing.
+SCANCEL_INTERACTIVE, which makes scancel ask. SQUEUE_ALL and SQUEUE_FEDERATION stay: without them, jobs in hidden
+partitions, or on other clusters of a federation, would be missing.
 """
 
 PATIENCE = 60.0
@@ -19,15 +20,23 @@ def run(*command: str, ignored_error: str = "\0", **environment: str) -> list[st
     """Output lines of a SLURM command; none if its error contains `ignored_error`.
 
     Raises:
-        UserError: there is no such command, or SLURM refuses or does not answer.
+        UserError: there is no such command, it cannot be started, or SLURM refuses or does not answer.
     """
     environment = {name: value for name, value in os.environ.items() if not OF_SHELL.match(name)} | environment
     try:
         outcome = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=PATIENCE,
         )
     except FileNotFoundError:
         raise UserError(f"no {command[0]} on the PATH: run this where SLURM's commands are installed") from None
+    except OSError as error:  # such as too many processes on a login node
+        raise UserError(f"`{' '.join(command)}` cannot be started ({error.strerror}); try again later") from error
     except subprocess.TimeoutExpired:
         raise UserError(f"`{' '.join(command)}` gave no answer for {PATIENCE:.0f} s; try again later") from None
     if outcome.returncode and ignored_error not in outcome.stderr:

@@ -296,7 +296,7 @@ class Executor(plugin.Executor):  # type: ignore[misc]
     def _status_program(self) -> str:
         """squeue or sacct, as the profile says, but sacct if squeue does not show ended jobs for long enough."""
         program: str = self.get_status_command()
-        if not job_status_query.is_query_tool_available("sacct"):
+        if shutil.which("sacct") is None:
             return "squeue"
         if program == "squeue" and self._shown_for is None:
             self._shown_for = job_status_query.get_min_job_age()

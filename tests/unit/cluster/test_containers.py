@@ -298,6 +298,16 @@ def test_a_folder_that_the_users_shell_has_apptainer_bind_must_exist(project, na
         containers.refuse_missing_binds(in_job)
 
 
+@pytest.mark.parametrize("in_job", [False, True])
+def test_binds_may_have_spaces_and_several_options(project, in_job) -> None:
+    """Apptainer takes both."""
+    wanted = [f"{project}:/data", f"{project}:/other:ro,rw", f"{project}:/image:image-src=/a,id=1", str(project / "..")]
+    os.environ |= {"APPTAINER_BIND": ", ".join(wanted) + ",", "APPTAINER_BINDPATH": f"{project}, {project}:/mnt:ro, rw"}
+    containers.refuse_missing_binds(in_job)
+    containers.prepare(config(), "images/x.sif", in_job)
+    assert os.environ["APPTAINER_BIND"].startswith(",".join(wanted) + ",")
+
+
 def test_what_singularity_bound_is_bound_too(project) -> None:
     """Apptainer does not read SINGULARITY_BIND beside APPTAINER_BIND."""
     os.environ["SINGULARITY_BIND"] = "/site"

@@ -105,22 +105,25 @@ def test_a_job_that_has_ended_is_not_in_the_queue(tmp_path, monkeypatch, state, 
 
 
 def test_slurms_commands_do_not_see_what_the_users_shell_sets_for_them(tmp_path, monkeypatch) -> None:
-    """SQUEUE_STATES would hide a job, and scancel would wait for an answer; some jobs are only seen with SQUEUE_ALL."""
+    """SQUEUE_STATES would hide a job, and scancel would wait for an answer; some jobs are only seen with
+    SQUEUE_ALL or SQUEUE_FEDERATION.
+    """
     profile = tmp_path / "profile.v9+.yaml"
     profile.write_text("executor: rloo-slurm\n")
+    kept = ("SQUEUE_ALL", "SQUEUE_FEDERATION")
     commands = ("squeue", "scancel", "sacct", "sinfo", "scontrol")
     for name in commands:
         executable(
             tmp_path, name, f'env | grep "^S[A-Z]*_[A-Z]*=of" >>{tmp_path}/seen; echo {name} >>{tmp_path}/called'
         )
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    for name in ("SQUEUE_STATES", "SCANCEL_INTERACTIVE", "SACCT_FORMAT", "SINFO_PARTITION", "SQUEUE_ALL"):
+    for name in ("SQUEUE_STATES", "SCANCEL_INTERACTIVE", "SACCT_FORMAT", "SINFO_PARTITION", *kept):
         monkeypatch.setenv(name, "of the user")
     slurm.ending("7")
     slurm.cancel("7")
     list(slurm_checks.findings(tmp_path, ROOT / "workflow" / "rules", load(MINI)))
     assert {*(tmp_path / "called").read_text().split()} == {*commands}
-    assert {*(tmp_path / "seen").read_text().splitlines()} == {"SQUEUE_ALL=of the user"}
+    assert {*(tmp_path / "seen").read_text().splitlines()} == {f"{name}=of the user" for name in kept}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The executor's own decisions, without SLURM; tests/cluster runs it on one."""
 
 import asyncio
+import errno
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -364,7 +365,7 @@ def test_squeue_is_asked_if_it_shows_ended_jobs_for_longer_than_the_longest_wait
     asked = []
     executor = Jobs([])
     monkeypatch.setattr(slurm_executor.Executor, "get_status_command", lambda _: "squeue")
-    monkeypatch.setattr(slurm_executor.job_status_query, "is_query_tool_available", lambda _: True)
+    monkeypatch.setattr(slurm_executor.shutil, "which", lambda _: "/usr/bin/sacct")
     monkeypatch.setattr(slurm_executor.job_status_query, "get_min_job_age", lambda: asked.append(1) or seconds)
     assert [executor._status_program() for _ in range(3)] == [program] * 3
     assert len(asked) == (1 if seconds else 3)
@@ -396,6 +397,22 @@ def test_a_command_of_slurm_that_hangs_is_ended_and_said_once(monkeypatch, tmp_p
     [line] = lines
     assert line.startswith("SLURM does not answer")
     assert all(has_ended(int(number)) for number in (tmp_path / "began").read_text().split())
+
+
+def test_a_login_node_that_can_start_no_more_processes_does_not_end_the_run(monkeypatch, tmp_path) -> None:
+    """An error in the thread that asks would. Nor do letters that are not UTF-8, such as in the reason of a job."""
+    executor = Jobs([])
+    executor.status_rate_limiter = nullcontext()
+    executable(tmp_path, "squeue", "printf '7|RUNNING \\344\\n'")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(executor, "get_status_command", lambda: "squeue")
+    assert asyncio.run(Executor._ask(executor)) == ({"7": "RUNNING \ufffd"}, True)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(slurm_executor.subprocess, "Popen", refuse)
+    assert asyncio.run(Executor._ask(executor)) == (None, False)
 
 
 @pytest.mark.parametrize(
