@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -165,11 +166,34 @@ class ScriptNames(ABC):
                         break
 
     def assigned(self, kind: type[Node]) -> Iterator[tuple[Node, ast.expr]]:
-        """Yields the attributes or the entries that lines such as `config.beta = 0.1` set, each with its value."""
-        for statement in (*self.statements, *self.inner):
+        """Yields the attributes or the entries that lines such as `config.beta = 0.1` set, each with its value, in the
+        order in which they run.
+        """
+        lines = (*self.statements, *self.inner)
+        for statement in sorted(lines, key=lambda statement: self.when(statement.lineno)):
             for place, value in assignments(statement):
                 if isinstance(place, kind):
                     yield place, value
+
+    def when(self, line: int, *later: int) -> tuple[int, ...]:
+        """Where a line runs: the lines of the calls that lead to its function, and its own. A function that is called
+        elsewhere, or several times, counts as called at the end.
+        """
+        for function in reversed(self.functions):  # the innermost first
+            if function.lineno < line <= (function.end_lineno or 0) and line not in later:
+                calls = [call.lineno for call in all_nodes(self.tree, ast.Call) if name_of(call.func) == function.name]
+                return self.when(calls[0] if len(calls) == 1 else sys.maxsize, line, *later)
+        return line, *later
+
+    def is_same(self, one: ast.expr, other: ast.expr) -> bool:
+        """True if two expressions stand for the same object, as far as the script shows it."""
+        if isinstance(one, ast.Name) and isinstance(other, ast.Name):
+            is_written = one.id == other.id and self.binding(one.id, one.lineno) == self.binding(other.id, other.lineno)
+        else:
+            is_written = ast.unparse(one) == ast.unparse(other)
+        target = self.resolved(one, take=False)
+        is_target = target is not UNSHOWN and target is self.resolved(other, take=False)
+        return is_written or is_target or self.origin(one) == self.origin(other)
 
     def passed(self, node: ast.expr | None) -> ast.expr | None:
         """The argument that a function that makes the trainer gets for a parameter; any other expression unchanged."""

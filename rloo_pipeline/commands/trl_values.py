@@ -219,7 +219,8 @@ class ScriptValues(ScriptNames):
         if isinstance(node.value, ast.Name) and node.value.id == "torch":
             return node.attr
         for place, value in reversed([*self.assigned(ast.Attribute)]):
-            if place.lineno < node.lineno and ast.unparse(place) == ast.unparse(node):
+            is_above = place.attr == node.attr and self.when(place.lineno) < self.when(node.lineno)
+            if is_above and self.is_same(place.value, node.value):
                 self.taken.add(place.lineno)
                 return self.value(value)
         fields = self.settings(node.value)
