@@ -78,8 +78,10 @@ class TrlScript(ScriptValues):
         if node is None:
             return self.launch
         target, found = self.resolved(node), dict[str, ast.expr | Any](self.launch)
+        name = f"{self.kind}Config"
+        is_own = not isinstance(target, ast.Call) or name_of(target.func) != name
         for one in all_nodes(self.tree, ast.ClassDef):
-            if any(name_of(base) == f"{self.kind}Config" for base in one.bases):
+            if is_own and any(name_of(base) == name for base in one.bases):
                 found |= self.fields(one)
         if isinstance(target, ast.Call) and name_of(target.func).endswith("Config"):
             found |= dict(zip(("output_dir",), target.args, strict=False)) | self.keywords(target)

@@ -1203,7 +1203,7 @@ CONFIG = """
 import mine
 from datasets import load_dataset
 from trl import GRPOConfig, GRPOTrainer
-class Other: pass
+class Other(GRPOConfig): beta: float = 0.8
 def length(completions, **kwargs): return [float(len(text)) for text in completions]
 def tune(c):
     c.beta = 0.9
@@ -1229,6 +1229,7 @@ GRPOTrainer("org/model", length, config, load_dataset("org/data", split="train")
         ("c = config\nc.beta = 0.4\nconfig.temperature = config.beta", 0.4, 0.4),
         ("config.beta = 0.4\nconfig = GRPOConfig(beta=0.3)", 0.3, None),
         ("mixed(Other(), config)", 0.1, 0.4),
+        ("config = GRPOConfig()", 0.0, None),  # the fields of another class are not read
     ],
 )
 def test_lines_that_set_options_count_in_the_order_in_which_they_run_and_for_their_own_object(
