@@ -1273,3 +1273,11 @@ def test_reward_functions_that_a_line_adds_to_are_refused_with_their_line() -> N
     script = script.format(lines="functions = [length]\nfunctions += [mine.reward]", after="")
     with pytest.raises(UserError, match=r"line 17: its reward functions cannot be read \(reward_funcs: functions\)"):
         project(script)
+
+
+def test_a_script_that_cannot_run_is_refused_as_one_that_shows_too_little() -> None:
+    for lines in ("one, config = (1,)", "def main(config):\n    main(config)"):
+        script = CONFIG.format(lines=lines, after="")
+        script = script.replace("\nGRPOTrainer", "\n    GRPOTrainer") if "main" in lines else script
+        with pytest.raises(UserError, match=r"line 1[67]: write the call of GRPOConfig here"):
+            project(script)
