@@ -110,6 +110,8 @@ class ScriptNames(ABC):
         """
         known = self.bindings.get(name, [])
         above = [binding for binding in known if binding.is_seen(before)]
+        hides = max((binding.statement.lineno for binding in above if binding.is_parameter), default=0)
+        above = [binding for binding in above if binding.statement.lineno >= hides]  # not what a parameter hides
         usable = above or [binding for binding in known if binding.value is None]
         if not usable and any(one.lineno < before <= (one.end_lineno or 0) for one in self.functions):
             below = [binding for binding in known if not binding.function and not binding.is_parameter]

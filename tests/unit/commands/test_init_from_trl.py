@@ -1281,3 +1281,9 @@ def test_a_script_that_cannot_run_is_refused_as_one_that_shows_too_little() -> N
         script = script.replace("\nGRPOTrainer", "\n    GRPOTrainer") if "main" in lines else script
         with pytest.raises(UserError, match=r"line 1[67]: write the call of GRPOConfig here"):
             project(script)
+
+
+def test_a_parameter_hides_a_variable_of_the_script_with_its_name() -> None:
+    script = CONFIG.format(lines="def main(config):", after="main(GRPOConfig(beta=0.6))")
+    config, _ = project(script.replace("\nGRPOTrainer", "\n    config.temperature = 0.4\n    GRPOTrainer"))
+    assert (config["algorithm"]["beta"], config["rollout"]["temperature"]) == (0.6, 0.4)
