@@ -205,12 +205,16 @@ class ScriptNames(ABC):
             node = found.value
         return node
 
+    def function_of(self, call: ast.expr) -> ast.FunctionDef | None:
+        """The function of the script that an expression calls by its name; None for any other expression."""
+        called = call.func if isinstance(call, ast.Call) else None
+        found = self.binding(called.id, called.lineno) if isinstance(called, ast.Name) else None
+        return found.statement if found and isinstance(found.statement, ast.FunctionDef) else None
+
     def _returned(self, node: ast.expr) -> ast.expr:
         """The expression that a called function of the script returns, if the script shows it; otherwise the node."""
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-            return node
-        function = found.statement if (found := self.binding(node.func.id, node.lineno)) else None
-        if not isinstance(function, ast.FunctionDef) or function.decorator_list:
+        function = self.function_of(node)
+        if function is None or function.decorator_list:
             return node
         if function.name not in self.followed:
             self.followed[function.name] = None  # a function that calls itself shows nothing

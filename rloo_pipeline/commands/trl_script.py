@@ -97,7 +97,7 @@ class TrlScript(ScriptValues):
         else:
             raise UserError(self.at(node, f"write the call of {self.kind}Config here; the script does not show it"))
         for call in map(self._given_to, self.statements):
-            function = call and self._called_function(call)
+            function = call and self.function_of(call)
             if call and function and _sets_attributes(function):
                 self._returned(call)  # which reads its lines, too
         made = self.when(self.trainer.end_lineno or 0)  # which may call functions that set options
@@ -118,11 +118,6 @@ class TrlScript(ScriptValues):
         if isinstance(call.func, ast.Attribute) and call.func.attr.startswith("set_"):
             given.append(call.func.value)
         return call if any(isinstance(part, ast.Name) and self.is_same(part, args) for part in given) else None
-
-    def _called_function(self, call: ast.Call) -> ast.FunctionDef | None:
-        """The function of the script that a call calls by its name."""
-        found = self.binding(call.func.id, call.lineno) if isinstance(call.func, ast.Name) else None
-        return found.statement if found and isinstance(found.statement, ast.FunctionDef) else None
 
     def left(self) -> Iterator[ast.stmt]:
         """Statements that the project does not take over, except imports and statements about the trainer."""
@@ -162,7 +157,7 @@ class TrlScript(ScriptValues):
         parts = [*ast.walk(statement)]
         made = not any(part in self.calls for part in parts)
         for call in filter(None, map(self._given_to, parts)):
-            function = self._called_function(call)  # None for the function of a module
+            function = self.function_of(call)  # None for the function of a module
             if function is None or (_sets_attributes(function) and function.name not in self.followed):
                 return True
         return any(

@@ -288,10 +288,9 @@ class ScriptValues(ScriptNames):
         node = node and self.origin(node)[0]
         if not isinstance(node, ast.Call):
             return False
-        found = self.binding(name, node.lineno) if (name := name_of(node.func)) not in PARSED else None
-        if found is None or not isinstance(found.statement, ast.FunctionDef):
-            return name in PARSED
-        return any(isinstance(part, ast.Call) and name_of(part.func) in PARSED for part in ast.walk(found.statement))
+        function = self.function_of(node)
+        calls = [node, *all_nodes(function, ast.Call)] if function else [node]
+        return any(name_of(call.func) in PARSED for call in calls)
 
     def _called(self, node: ast.Call) -> Any:
         """Evaluates `dict(a=1)`, `getattr(torch, name)`, `hasattr(options, "a")`, `len(names)`, `textwrap.dedent(text)`
