@@ -178,7 +178,7 @@ class ScriptNames(ABC):
                     yield place, value
 
     def when(self, line: int, *later: int) -> tuple[int, ...]:
-        """Where a line runs: the lines of the calls that lead to its function, and its own. A function that is called
+        """The place at which a line runs: the lines of the calls that lead to its function, and its own. A function that is called
         elsewhere, or several times, counts as called at the end.
         """
         for function in reversed(self.functions):  # the innermost first
