@@ -178,8 +178,8 @@ class ScriptNames(ABC):
                     yield place, value
 
     def when(self, line: int, *later: int) -> tuple[int, ...]:
-        """The place at which a line runs: the lines of the calls that lead to its function, and its own. A function that is called
-        elsewhere, or several times, counts as called at the end.
+        """The place at which a line runs: the lines of the calls that lead to its function, and its own. A function
+        that is called elsewhere, or several times, counts as called at the end.
         """
         for function in reversed(self.functions):  # the innermost first
             if function.lineno < line <= (function.end_lineno or 0) and line not in later:
