@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -109,6 +110,8 @@ class ScriptNames(ABC):
         """
         known = self.bindings.get(name, [])
         above = [binding for binding in known if binding.is_seen(before)]
+        hides = max((binding.statement.lineno for binding in above if binding.is_parameter), default=0)
+        above = [binding for binding in above if binding.statement.lineno >= hides]  # not what a parameter hides
         usable = above or [binding for binding in known if binding.value is None]
         if not usable and any(one.lineno < before <= (one.end_lineno or 0) for one in self.functions):
             below = [binding for binding in known if not binding.function and not binding.is_parameter]
@@ -165,11 +168,34 @@ class ScriptNames(ABC):
                         break
 
     def assigned(self, kind: type[Node]) -> Iterator[tuple[Node, ast.expr]]:
-        """Yields the attributes or the entries that lines such as `config.beta = 0.1` set, each with its value."""
-        for statement in (*self.statements, *self.inner):
+        """Yields the attributes or the entries that lines such as `config.beta = 0.1` set, each with its value, in the
+        order in which they run.
+        """
+        lines = (*self.statements, *self.inner)
+        for statement in sorted(lines, key=lambda statement: self.when(statement.lineno)):
             for place, value in assignments(statement):
                 if isinstance(place, kind):
                     yield place, value
+
+    def when(self, line: int, *later: int) -> tuple[int, ...]:
+        """The place at which a line runs: the lines of the calls that lead to its function, and its own. A function
+        that is called elsewhere, or several times, counts as called at the end.
+        """
+        for function in reversed(self.functions):  # the innermost first
+            if function.lineno < line <= (function.end_lineno or 0) and line not in later:
+                calls = [call.lineno for call in all_nodes(self.tree, ast.Call) if name_of(call.func) == function.name]
+                return self.when(calls[0] if len(calls) == 1 else sys.maxsize, line, *later)
+        return line, *later
+
+    def is_same(self, one: ast.expr, other: ast.expr) -> bool:
+        """True if two expressions stand for the same object, as far as the script shows it."""
+        if isinstance(one, ast.Name) and isinstance(other, ast.Name):
+            is_written = one.id == other.id and self.binding(one.id, one.lineno) == self.binding(other.id, other.lineno)
+        else:
+            is_written = ast.unparse(one) == ast.unparse(other)
+        target = self.resolved(one, take=False)
+        is_target = target is not UNSHOWN and target is self.resolved(other, take=False)
+        return is_written or is_target or self.origin(one) == self.origin(other)
 
     def passed(self, node: ast.expr | None) -> ast.expr | None:
         """The argument that a function that makes the trainer gets for a parameter; any other expression unchanged."""
@@ -179,12 +205,16 @@ class ScriptNames(ABC):
             node = found.value
         return node
 
+    def function_of(self, call: ast.expr) -> ast.FunctionDef | None:
+        """The function of the script that an expression calls by its name; None for any other expression."""
+        called = call.func if isinstance(call, ast.Call) else None
+        found = self.binding(called.id, called.lineno) if isinstance(called, ast.Name) else None
+        return found.statement if found and isinstance(found.statement, ast.FunctionDef) else None
+
     def _returned(self, node: ast.expr) -> ast.expr:
         """The expression that a called function of the script returns, if the script shows it; otherwise the node."""
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-            return node
-        function = found.statement if (found := self.binding(node.func.id, node.lineno)) else None
-        if not isinstance(function, ast.FunctionDef) or function.decorator_list:
+        function = self.function_of(node)
+        if function is None or function.decorator_list:
             return node
         if function.name not in self.followed:
             self.followed[function.name] = None  # a function that calls itself shows nothing

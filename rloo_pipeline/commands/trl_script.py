@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rloo_pipeline.commands import trl_cli
-from rloo_pipeline.commands.trl_syntax import UNSHOWN, all_nodes, assignments, name_of
+from rloo_pipeline.commands.trl_syntax import UNSHOWN, all_nodes, name_of
 from rloo_pipeline.commands.trl_tables import POSITIONAL, TALK
 from rloo_pipeline.commands.trl_values import ScriptValues
 from rloo_pipeline.config.section import JSON
@@ -69,6 +69,7 @@ class TrlScript(ScriptValues):
         """The expression that the script passes as a trainer argument; None if it passes nothing or None."""
         node = self.arguments.get(name)
         target = None if node is None else self.resolved(node)
+        target = node if target is UNSHOWN else target
         return None if isinstance(target, ast.Constant) and target.value is None else target
 
     def config_options(self) -> dict[str, ast.expr | Any]:
@@ -77,8 +78,10 @@ class TrlScript(ScriptValues):
         if node is None:
             return self.launch
         target, found = self.resolved(node), dict[str, ast.expr | Any](self.launch)
+        name = f"{self.kind}Config"
+        is_own = not isinstance(target, ast.Call) or name_of(target.func) != name
         for one in all_nodes(self.tree, ast.ClassDef):
-            if any(name_of(base) == f"{self.kind}Config" for base in one.bases):
+            if is_own and any(name_of(base) == name for base in one.bases):
                 found |= self.fields(one)
         if isinstance(target, ast.Call) and name_of(target.func).endswith("Config"):
             found |= dict(zip(("output_dir",), target.args, strict=False)) | self.keywords(target)
@@ -86,40 +89,35 @@ class TrlScript(ScriptValues):
             others = {
                 part.attr
                 for part in all_nodes(self.tree, ast.Attribute)
-                if self.origin(part.value) != self.origin(node) and self.is_parsed(part.value)
+                if isinstance(part.ctx, ast.Load)
+                and self.origin(part.value) != self.origin(node)
+                and self.is_parsed(part.value)
             }
             found |= {name: value for name, value in self.options.items() if name not in others}
         else:
             raise UserError(self.at(node, f"write the call of {self.kind}Config here; the script does not show it"))
         for call in map(self._given_to, self.statements):
-            function = call and self.binding(name_of(call.func), call.lineno)
-            parts = all_nodes(function.statement, ast.stmt) if function else ()
-            if call and any(isinstance(place, ast.Attribute) for part in parts for place, _ in assignments(part)):
+            function = call and self.function_of(call)
+            if call and function and _sets_attributes(function):
                 self._returned(call)  # which reads its lines, too
-        # a function that makes the trainer runs after the lines that call it
-        for place, value in sorted(self.assigned(ast.Attribute), key=self._depth):  # config.beta = 0.1
-            if self._is_same(place.value, node, target):
+        made = self.when(self.trainer.end_lineno or 0)  # which may call functions that set options
+        for place, value in self.assigned(ast.Attribute):  # config.beta = 0.1
+            if self.when(place.lineno)[: len(made)] <= made and self.is_same(place.value, node):
                 found[place.attr] = value
                 self.taken.add(place.lineno)
         return found
 
-    def _given_to(self, statement: ast.stmt) -> ast.Call | None:
-        """The function call that a statement is, if the trainer's options are an argument: `set_up(config)`."""
-        call, node = getattr(statement, "value", None), self.arguments.get("args")
-        if not isinstance(statement, ast.Expr) or not isinstance(call, ast.Call) or call in self.calls or node is None:
+    def _given_to(self, node: ast.AST) -> ast.Call | None:
+        """The function call that a line is, if it may change the trainer's options: `set_up(config)`, or
+        `config.set_training(…)`.
+        """
+        call, args = getattr(node, "value", None), self.arguments.get("args")
+        if not isinstance(node, ast.Expr) or not isinstance(call, ast.Call) or call in self.calls or args is None:
             return None
-        names = (part for part in call.args if isinstance(part, ast.Name))
-        return call if self.origin(node) in map(self.origin, names) else None
-
-    def _depth(self, assigned: tuple[ast.expr, ast.expr]) -> int:
-        """The number of functions that an assigned place is in, of those that make the trainer."""
-        line = assigned[0].lineno
-        return sum(function.lineno < line <= (function.end_lineno or 0) for function in self.makers)
-
-    def _is_same(self, one: ast.expr, node: ast.expr, target: ast.expr) -> bool:
-        """True if an expression is written like another, or stands for the same object as it."""
-        is_same = self.resolved(one, take=False) is target or self.origin(one) == self.origin(node)
-        return is_same or ast.unparse(one) == ast.unparse(node)
+        given = [*call.args, *(keyword.value for keyword in call.keywords)]
+        if isinstance(call.func, ast.Attribute) and call.func.attr.startswith("set_"):
+            given.append(call.func.value)
+        return call if any(isinstance(part, ast.Name) and self.is_same(part, args) for part in given) else None
 
     def left(self) -> Iterator[ast.stmt]:
         """Statements that the project does not take over, except imports and statements about the trainer."""
@@ -158,8 +156,10 @@ class TrlScript(ScriptValues):
         args = ast.unparse(self.arguments.get("args", UNSHOWN))
         parts = [*ast.walk(statement)]
         made = not any(part in self.calls for part in parts)
-        if (call := self._given_to(statement)) and (found := self.binding(name_of(call.func), call.lineno)):
-            return not isinstance(found.statement, ast.FunctionDef)  # the function of a module
+        for call in filter(None, map(self._given_to, parts)):
+            function = self.function_of(call)  # None for the function of a module
+            if function is None or (_sets_attributes(function) and function.name not in self.followed):
+                return True
         return any(
             (
                 isinstance(part, ast.Attribute)
@@ -207,6 +207,15 @@ def _trainer(path: Path, tree: ast.Module) -> ast.Call:
     others = sorted({f"{name_of(call.func)} (line {call.lineno})" for call in trainers})
     seen = f"; it has {', '.join(others)}" if others else ""
     raise UserError(f"{path}: one call of {' or '.join(TRAINERS)} is needed{seen}")
+
+
+def _sets_attributes(node: ast.AST) -> bool:
+    """True if lines in a node set attributes."""
+    return any(
+        (isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store))
+        or (isinstance(part, ast.Call) and name_of(part.func) == "setattr")
+        for part in ast.walk(node)
+    )
 
 
 def _only_shows(statement: ast.stmt) -> bool:

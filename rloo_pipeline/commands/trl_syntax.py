@@ -42,15 +42,16 @@ class Binding(NamedTuple):
 
 
 def parameters(function: ast.FunctionDef, calls: Sequence[ast.Call]) -> dict[str, ast.expr]:
-    """The value of each parameter of a function: the argument if `calls` has exactly one call, otherwise the
-    default.
+    """The value of each parameter of a function: the argument if `calls` has exactly one call, without those in the
+    function itself, otherwise the default.
     """
     arguments = function.args
     names = [one.arg for one in (*arguments.posonlyargs, *arguments.args)]
     found: dict[str, ast.expr] = dict.fromkeys(names, UNSHOWN)
     found |= dict(zip(reversed(names), reversed(arguments.defaults), strict=False))
     found |= {one.arg: node or UNSHOWN for one, node in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)}
-    calls = [call for call in calls if name_of(call.func) == function.name]
+    lines = range(function.lineno, (function.end_lineno or 0) + 1)
+    calls = [call for call in calls if name_of(call.func) == function.name and call.lineno not in lines]
     if len(calls) == 1 and not any(isinstance(argument, ast.Starred) for argument in calls[0].args):
         found |= dict(zip(names, calls[0].args, strict=False))
         found |= {keyword.arg: keyword.value for keyword in calls[0].keywords if keyword.arg in found}
@@ -68,8 +69,9 @@ def name_of(function: ast.expr) -> str:
 
 
 def element(node: ast.expr, place: int) -> ast.expr | None:
-    """An element of a tuple or list; None for any other expression, and if one has a star."""
-    return node.elts[place] if isinstance(node, ast.Tuple | ast.List) and not _has_star(node) else None
+    """An element of a tuple or list; None if there is none, for any other expression, and if one has a star."""
+    elements = node.elts if isinstance(node, ast.Tuple | ast.List) and not _has_star(node) else []
+    return elements[place] if place < len(elements) else None
 
 
 def _has_star(node: ast.Tuple | ast.List) -> bool:

@@ -219,7 +219,8 @@ class ScriptValues(ScriptNames):
         if isinstance(node.value, ast.Name) and node.value.id == "torch":
             return node.attr
         for place, value in reversed([*self.assigned(ast.Attribute)]):
-            if place.lineno < node.lineno and ast.unparse(place) == ast.unparse(node):
+            is_above = place.attr == node.attr and self.when(place.lineno) < self.when(node.lineno)
+            if is_above and self.is_same(place.value, node.value):
                 self.taken.add(place.lineno)
                 return self.value(value)
         fields = self.settings(node.value)
@@ -287,10 +288,9 @@ class ScriptValues(ScriptNames):
         node = node and self.origin(node)[0]
         if not isinstance(node, ast.Call):
             return False
-        found = self.binding(name, node.lineno) if (name := name_of(node.func)) not in PARSED else None
-        if found is None or not isinstance(found.statement, ast.FunctionDef):
-            return name in PARSED
-        return any(isinstance(part, ast.Call) and name_of(part.func) in PARSED for part in ast.walk(found.statement))
+        function = self.function_of(node)
+        calls = [node, *all_nodes(function, ast.Call)] if function else [node]
+        return any(name_of(call.func) in PARSED for call in calls)
 
     def _called(self, node: ast.Call) -> Any:
         """Evaluates `dict(a=1)`, `getattr(torch, name)`, `hasattr(options, "a")`, `len(names)`, `textwrap.dedent(text)`

@@ -1197,3 +1197,93 @@ def test_a_bar_in_an_expression_is_none_of_the_table_in_the_readme() -> None:
         readme := Path("project/README.md").read_text()
     )
     assert r"script.py:6: rates() \| more())" in readme
+
+
+CONFIG = """
+import mine
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer
+class Other(GRPOConfig): beta: float = 0.8
+def length(completions, **kwargs): return [float(len(text)) for text in completions]
+def tune(c):
+    c.beta = 0.9
+def override(c, options):
+    for name, value in options.items(): setattr(c, name, value)
+def mixed(config, c):
+    config.beta = 0.9
+    c.temperature = 0.4
+config = GRPOConfig(beta=0.1)
+{lines}
+GRPOTrainer("org/model", length, config, load_dataset("org/data", split="train")).train()
+{after}
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "beta", "temperature"),
+    [
+        ("tune(config)\nconfig.beta = 0.5", 0.5, None),
+        ("config.beta = 0.5\ntune(c=config)", 0.9, None),
+        ("config = same(config)\nconfig.beta = 0.5", 0.5, None),
+        ("tune(config)\nconfig.temperature = config.beta", 0.9, 0.9),
+        ("c = config\nc.beta = 0.4\nconfig.temperature = config.beta", 0.4, 0.4),
+        ("config.beta = 0.4\nconfig = GRPOConfig(beta=0.3)", 0.3, None),
+        ("mixed(Other(), config)", 0.1, 0.4),
+        ("config = GRPOConfig()", 0.0, None),  # the fields of another class are not read
+    ],
+)
+def test_lines_that_set_options_count_in_the_order_in_which_they_run_and_for_their_own_object(
+    lines, beta, temperature
+) -> None:
+    script = CONFIG.format(lines=lines, after="config.beta = 0.7")
+    script = script.replace("def mixed", "def same(c):\n    c.beta = 0.9\n    return c\ndef mixed")
+    config, _ = project(script)
+    assert (config["algorithm"]["beta"], config["rollout"].get("temperature")) == (beta, temperature)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "mine.tune(config)",
+        "mine.tune(c=config)",
+        "if mine.here(): tune(config)",
+        "config.set_training(learning_rate=0.1)",
+        "for name, value in options.items(): setattr(c, name, value)",
+    ],
+)
+def test_a_line_that_may_set_options_is_listed_in_each_form(lines) -> None:
+    called = "override(config, {'beta': 0.5})" if "setattr" in lines else lines
+    config, output = project(CONFIG.format(lines=called, after=""))
+    assert f": {lines}" in " ".join(output.partition("Without a counterpart")[2].split())
+    assert config["algorithm"]["beta"] == 0.1
+
+
+def test_an_option_of_the_command_line_stays_if_a_function_sets_it_too() -> None:
+    parse = (
+        "def parse():\n    mine, given = parser.parse_args_and_config()\n    given.beta = 0.3\n    return mine, given\n"
+    )
+    script = PARTS.format(parsing=f"{parse}script_args, training_args = parse()", lines="")
+    config, output = project(script, "--file f --beta 0.2")
+    assert config["algorithm"]["beta"] == 0.2
+    assert "given.beta = 0.3" in output.partition("Without a counterpart")[2], "which the table tells"
+
+
+def test_reward_functions_that_a_line_adds_to_are_refused_with_their_line() -> None:
+    script = CONFIG.replace(", length, config", ", functions, config")
+    script = script.format(lines="functions = [length]\nfunctions += [mine.reward]", after="")
+    with pytest.raises(UserError, match=r"line 17: its reward functions cannot be read \(reward_funcs: functions\)"):
+        project(script)
+
+
+def test_a_script_that_cannot_run_is_refused_as_one_that_shows_too_little() -> None:
+    for lines in ("one, config = (1,)", "def main(config):\n    main(config)"):
+        script = CONFIG.format(lines=lines, after="")
+        script = script.replace("\nGRPOTrainer", "\n    GRPOTrainer") if "main" in lines else script
+        with pytest.raises(UserError, match=r"line 1[67]: write the call of GRPOConfig here"):
+            project(script)
+
+
+def test_a_parameter_hides_a_variable_of_the_script_with_its_name() -> None:
+    script = CONFIG.format(lines="def main(config):", after="main(GRPOConfig(beta=0.6))")
+    config, _ = project(script.replace("\nGRPOTrainer", "\n    config.temperature = 0.4\n    GRPOTrainer"))
+    assert (config["algorithm"]["beta"], config["rollout"]["temperature"]) == (0.6, 0.4)
