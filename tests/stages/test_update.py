@@ -325,7 +325,7 @@ def test_weights_that_were_on_a_nodes_own_disk_are_made_again_with_the_same_byte
     expected = files_of(shared)
     assert files_of(run) == expected
     shutil.rmtree(node)
-    with pytest.raises(AssertionError, match="but on a node's own disk \\(exchange\\), or lost"):
+    with pytest.raises(AssertionError, match="it is on another node's disk \\(exchange\\), or was lost"):
         succeeded(run.update(3))
     shutil.rmtree(run.run / "trainer")
     shutil.copytree(first, run.run / "trainer")
