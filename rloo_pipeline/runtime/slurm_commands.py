@@ -20,7 +20,7 @@ def run(*command: str, ignored_error: str = "\0", **environment: str) -> list[st
     """Output lines of a SLURM command; none if its error contains `ignored_error`.
 
     Raises:
-        UserError: there is no such command, it cannot be started, or SLURM refuses or does not answer.
+        UserError: the command is missing or cannot be started, or SLURM refuses or does not answer.
     """
     environment = {name: value for name, value in os.environ.items() if not OF_SHELL.match(name)} | environment
     try:

@@ -1,4 +1,4 @@
-"""What no run of the tests has, and what the end of a run says of it."""
+"""Every test file is run by some command, and the end of a run says what was skipped and which command runs it."""
 
 from _pytest.pathlib import fnmatch_ex
 from helpers import ROOT
