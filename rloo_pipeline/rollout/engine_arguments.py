@@ -6,6 +6,7 @@ an engine starts.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -91,6 +92,8 @@ def arguments(policy: Policy, engine: EngineSettings, needed: int, seed: int) ->
     on_gpu = devices.device_type() == "cuda"
     if on_gpu and policy.is_adapter:
         model_support.check_dtype_on_gpu(engine.dtype)
+    if on_gpu and os.environ.get("VLLM_BATCH_INVARIANT") == "1":
+        check_invariant(policy)
     if not on_gpu:
         check_on_cpu(policy, engine.dtype, engine.quantization, engine.router_replay)
     longest = context_length(policy, needed)
@@ -123,6 +126,15 @@ def arguments(policy: Policy, engine: EngineSettings, needed: int, seed: int) ->
     if engine_cache.is_enabled():
         given["enable_sleep_mode"] = True
     return given | gpu_arguments(policy, engine, visible_gpu(engine.tensor_parallel_size), longest)
+
+
+def check_invariant(policy: Policy) -> None:
+    """Raises UserError if vLLM has no batch-invariant kernels for a policy, which `reproducible` needs on GPUs."""
+    if policy.is_recurrent:
+        raise UserError(
+            f"{policy.config_file}: vLLM has no batch-invariant kernels for the model's recurrent layers; set "
+            "reproducible: false"
+        )
 
 
 def check_on_cpu(policy: Policy, dtype: Dtype, quantization: str | None, router_replay: bool) -> None:

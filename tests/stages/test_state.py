@@ -81,7 +81,8 @@ def test_a_trainer_that_left_the_gpu_and_returned_takes_the_same_steps(
         step(unmoved, number)
         step(moved, number)
         moved.leave_gpu()
-        assert all(weights.untyped_storage().nbytes() for weights in moved.model.parameters()), "it is on none"
+        stays = all(weights.untyped_storage().nbytes() for weights in moved.model.parameters())
+        assert stays == (moved.device.type == "cpu"), "on a CPU it is on no GPU"
         moved.offload()
         tensors = [*moved.model.parameters(), *moved.engine.basic_optimizer.param_groups[0]["params"]]
         assert not any(weights.untyped_storage().nbytes() for weights in tensors)

@@ -391,6 +391,15 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         "config.json does not tell whether vLLM computes latent attention",
         machine("attention heads of 32, 64", head_dim=48),
     ),
+    "rollout.engine_arguments.check_invariant": (
+        Case(
+            "vLLM has no batch-invariant kernels for the model's recurrent layers",
+            config={"reproducible": True},
+            model=edited("config.json", mamba_n_heads=4),
+            checks=MACHINE,
+            gpu=True,
+        ),
+    ),
     "rollout.engine_arguments.check_on_cpu": (
         Case("rollout.router_replay: vLLM returns the experts", config=REPLAY, checks=MACHINE),
         Case(

@@ -10,6 +10,7 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import engine_arguments
+from rloo_pipeline.rollout.engine_arguments import EngineSettings
 
 MODEL = Policy(Path("model"))
 DELTA = {"linear_num_value_heads": 4, "linear_key_head_dim": 64, "linear_value_head_dim": 128}
@@ -67,3 +68,15 @@ def test_heads_of_other_sizes_are_refused() -> None:
         engine_arguments.check_heads(MODEL, engine(48))
     with pytest.raises(UserError, match=r"kv_lora_rank and qk_rope_head_dim add up to 576, not 320; use another"):
         engine_arguments.check_heads(MODEL, engine(320, latent=True))
+
+
+def test_batch_invariant_sampling_on_a_gpu_is_refused_for_recurrent_layers_alone(monkeypatch) -> None:
+    monkeypatch.setattr(Policy, "config", {"head_dim": 64})
+    engine_arguments.check_invariant(MODEL)
+    monkeypatch.setattr(Policy, "config", DELTA)
+    with pytest.raises(UserError, match="no batch-invariant kernels for the model's recurrent layers"):
+        engine_arguments.check_invariant(MODEL)
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    monkeypatch.setattr(engine_arguments.devices, "device_type", lambda: "cuda")
+    with pytest.raises(UserError, match="set reproducible: false"):
+        engine_arguments.arguments(MODEL, EngineSettings("bfloat16", 0.9, 1, 1), 10, 0)
