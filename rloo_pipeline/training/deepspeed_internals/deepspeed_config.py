@@ -189,10 +189,20 @@ def save_reproducibly(state_dict: object, path: Path) -> str:
 
     A pickle records whether two equal strings or tuples are the same object, which differs between a trainer that kept
     running and one that was loaded; pickle's fast mode does not. The manifest has checksums, so the file needs none.
+    Tensors are stored as if on the CPU, since a trainer's may be on any GPU or in host memory.
     """
     import torch
 
     class Pickler(pickle.Pickler):
+        def __init_subclass__(cls) -> None:  # torch's pickler, which names the device of each storage
+            id_of: Any = cls.persistent_id
+
+            def persistent_id(self: Any, value: Any) -> Any:
+                found = id_of(self, value)
+                return found and (*found[:3], "cpu", *found[4:])
+
+            cls.persistent_id = persistent_id  # type: ignore[method-assign]
+
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self.fast = True

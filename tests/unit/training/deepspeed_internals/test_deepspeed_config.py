@@ -30,3 +30,12 @@ def test_a_state_of_any_python_can_be_loaded(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(ZeroStageEnum, "__reduce_ex__", lambda self, protocol: (getattr, (type(self), self.name)))
     deepspeed_config.save_reproducibly({"zero_stage": ZeroStageEnum.gradients}, tmp_path / "state.pt")
     assert deepspeed_config.load_values(str(tmp_path / "state.pt")) == {"zero_stage": ZeroStageEnum.gradients}
+
+
+def test_the_bytes_of_a_state_are_the_same_on_any_device(tmp_path, monkeypatch) -> None:
+    state = {"weights": torch.ones(10), "step": 3}
+    here = deepspeed_config.save_reproducibly(state, tmp_path / "here.pt")
+    monkeypatch.setattr(torch.serialization, "location_tag", lambda _: "cuda:1")
+    assert deepspeed_config.save_reproducibly(state, tmp_path / "there.pt") == here
+    torch.save(state, tmp_path / "plain.pt")
+    assert b"cuda:1" in (tmp_path / "plain.pt").read_bytes()
