@@ -33,4 +33,4 @@ def test_the_frozen_base_stays_where_it_is_when_an_adapter_is_written(tmp_path, 
     again = policy_model.load_trainable(Policy(tmp_path / "policy"), settings)
     loaded = dict(again.named_parameters())
     for name, weight in engine.model.named_parameters():
-        torch.testing.assert_close(loaded[name], weight, rtol=0, atol=0)
+        torch.testing.assert_close(loaded[name], weight.cpu(), rtol=0, atol=0)

@@ -26,7 +26,7 @@ def log_probs(engine: Engine) -> list[torch.Tensor]:
     in_step: list[torch.Tensor] = []
 
     def loss_of(_, logps, mask, entropy):
-        in_step.extend((logps.detach().clone(), entropy.clone()))
+        in_step.extend((logps.detach().to("cpu", copy=True), entropy.to("cpu", copy=True)))
         return (logps * mask).sum()
 
     old = [engine.logps(SEQUENCES, 100, lambda _: None) for _ in range(2)]

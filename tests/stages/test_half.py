@@ -10,6 +10,7 @@ from trainers import trainer_settings
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.demo.character_model import tiny_qwen3
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import devices
 from rloo_pipeline.training import policy_model
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.logprobs import TokenLogProbs
@@ -25,7 +26,7 @@ SCALE = {"bfloat16": 1.0, "float16": 2.0**13}
 
 def loss_of(rows: Any, logps: Tensor, mask: Tensor, _: Tensor) -> Tensor:
     """A loss with a gradient norm above 1, so that it is clipped, and with rows of opposite gradients."""
-    weights = torch.tensor([-0.5 if row % 3 else 1.0 for row in rows])
+    weights = torch.tensor([-0.5 if row % 3 else 1.0 for row in rows], device=logps.device)
     return -((logps * mask).sum(-1) * weights).sum() / 20
 
 
@@ -35,7 +36,7 @@ def expected_weights(model: Any, sequences: Sequences, dtype: str) -> dict[str, 
     total = {name: torch.zeros_like(weights, dtype=torch.float64) for name, weights in model.named_parameters()}
     for row in range(ROWS):
         module.zero_grad()
-        loss = module(sequences.pick([row]), lambda _, *others, row=row: loss_of([row], *others))
+        loss = module(sequences.pick([row]).to(model.device), lambda _, *others, row=row: loss_of([row], *others))
         (loss * SCALE[dtype]).backward()
         for name, weights in model.named_parameters():
             total[name] += weights.grad.double() / SCALE[dtype]
@@ -66,8 +67,8 @@ def test_the_first_step_is_adamws(tmp_path, zero_stage, dtype) -> None:
     tiny_qwen3(folder, 0, hidden_size=32, layers=2, heads=2, key_value_heads=1, head_dim=16, intermediate_size=64)
     ids = torch.randint(4, 20, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1)).tolist()
     sequences = Sequences([row[:6] for row in ids], [row[6:] for row in ids])
-    before = policy_model.load(Policy(folder), dtype)
-    expected = expected_weights(policy_model.load(Policy(folder), dtype), sequences, dtype)
+    before, model = (policy_model.load(Policy(folder), dtype).to(devices.device_type()) for _ in range(2))
+    expected = expected_weights(model, sequences, dtype)
     adam = {"adam_betas": BETAS, "adam_epsilon": EPSILON, "weight_decay": DECAY}
     engine = Engine(Policy(folder), trainer_settings(RATE, dtype=dtype, zero_stage=zero_stage, **adam), 0)
     engine.step(sequences, range(ROWS), LENGTH, loss_of, lambda _: None)

@@ -13,6 +13,7 @@ from rloo_pipeline.artifacts import manifest
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config, Offload
 from rloo_pipeline.demo.character_model import tiny_qwen3
+from rloo_pipeline.runtime import devices
 from rloo_pipeline.training import policy_model, trainer_state
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.logprobs import TokenLogProbs
@@ -46,7 +47,8 @@ def settings(optimizer: str, dtype: str, zero_stage: int, offload: Offload = HER
 
 def loss_of(rows: Any, logps: Tensor, mask: Tensor, _: Tensor) -> Tensor:
     """A loss whose gradient is clipped, with rows of opposite gradients."""
-    return -((logps * mask).sum(-1) * torch.tensor([-0.5 if row % 3 else 1.0 for row in rows])).sum() / 2
+    weights = torch.tensor([-0.5 if row % 3 else 1.0 for row in rows], device=logps.device)
+    return -((logps * mask).sum(-1) * weights).sum() / 2
 
 
 def plain_optimizers(name: str, weights: dict[str, torch.nn.Parameter]) -> list[torch.optim.Optimizer]:
@@ -72,7 +74,7 @@ def plain_optimizers(name: str, weights: dict[str, torch.nn.Parameter]) -> list[
 
 def plain_loop(folder: Path, name: str, dtype: str) -> dict[str, Tensor]:
     """Weights after STEPS steps on float32 copies, with gradients of the model in its own format."""
-    model = policy_model.load(Policy(folder), dtype)
+    model = policy_model.load(Policy(folder), dtype).to(devices.device_type())
     module = TokenLogProbs(model, 1.0)
     copies = {key: torch.nn.Parameter(value.detach().float()) for key, value in model.named_parameters()}
     optimizers = plain_optimizers(name, copies)
@@ -80,7 +82,9 @@ def plain_loop(folder: Path, name: str, dtype: str) -> dict[str, Tensor]:
         total = {key: torch.zeros_like(value) for key, value in copies.items()}
         for row in range(len(IDS)):
             module.zero_grad()
-            module(SEQUENCES.pick([row]), lambda _, *others, row=row: loss_of([row], *others)).backward()
+            module(
+                SEQUENCES.pick([row]).to(model.device), lambda _, *others, row=row: loss_of([row], *others)
+            ).backward()
             for key, value in model.named_parameters():
                 total[key] += value.grad.float()
         norm = float(torch.stack([gradient.norm() for gradient in total.values()]).norm())
@@ -124,7 +128,9 @@ def test_steps_are_the_librarys_and_a_resumed_state_has_the_same_bytes(
     if dtype != "float16":  # whose loss is scaled: the plain loop would have to do the same
         expected, distance, length = plain_loop(model, name, dtype), 0.0, 0.0
         for (key, value), old in zip(
-            engine.model.named_parameters(), policy_model.load(Policy(model), dtype).parameters(), strict=True
+            engine.model.named_parameters(),
+            policy_model.load(Policy(model), dtype).to(engine.device).parameters(),
+            strict=True,
         ):
             copy = value if engine.zero_stage == 0 else safe_get_full_fp32_param(value).view(old.shape)
             distance += float((copy.detach() - expected[key]).norm() ** 2)

@@ -43,7 +43,7 @@ def test_the_routers_own_experts_give_the_same_policy_and_others_another_one(tmp
             router.register_forward_hook(lambda _, __, out: chosen.append(out[-1])) for router in module.replay.routers
         ]
         with torch.no_grad():
-            module(Sequences([prompt], [completion]).pick([0]))
+            module(Sequences([prompt], [completion]).pick([0]).to(module.full_model.device))
         for hook in hooks:
             hook.remove()
         return torch.stack(chosen, 1).flatten().tolist()

@@ -97,7 +97,8 @@ def test_packed_rewards_and_a_step_on_pairs_are_those_of_plain_transformers(
     engine.save_policy(tmp_path / "model")
     asked = [row["prompt"] for row in rows]
     plain = [
-        reward_model(asked, [row[name] for row in rows], str(tmp_path / "model")) for name in ("chosen", "rejected")
+        reward_model(asked, [row[name] for row in rows], str(tmp_path / "model"), dtype="float32")
+        for name in ("chosen", "rejected")
     ]
     torch.testing.assert_close(rewards.view(-1, 2).T, torch.tensor(plain), atol=1e-5, rtol=1e-5)
     section = RewardModel.model_validate(
