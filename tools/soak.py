@@ -185,7 +185,7 @@ def workers(snakemake: int, trainer: bool) -> list[psutil.Process]:
 
 def torchruns(snakemake: int) -> list[psutil.Process]:
     """The processes that start and watch the ranks of a stage or of a worker."""
-    return [process for process, argv in descendants(snakemake) if "torch.distributed.run" in argv]
+    return [process for process, argv in descendants(snakemake) if "rloo_pipeline.runtime.ranks" in argv]
 
 
 def marked(folder: Path) -> list[psutil.Process]:
