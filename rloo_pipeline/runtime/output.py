@@ -1,6 +1,7 @@
 """Output of a process: messages of this package go to the terminal, everything goes to the log file."""
 
 import contextlib
+import fcntl
 import logging
 import os
 import select
@@ -77,6 +78,8 @@ def route_output(log: Path | None) -> None:
     rank = os.environ.get("RANK")
     if log is not None:
         terminal = os.fdopen(os.dup(2), "w", buffering=1)
+        # the first rank opens it again: in a file, neither may overwrite what the other has written since
+        fcntl.fcntl(terminal, fcntl.F_SETFL, fcntl.fcntl(terminal, fcntl.F_GETFL) | os.O_APPEND)
         progress.console = Console(file=terminal)
         _redirect(log)
     elif rank == "0" and progress.TERMINAL in os.environ:
