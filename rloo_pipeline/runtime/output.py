@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from rloo_pipeline.errors import printable
-from rloo_pipeline.runtime import cost, progress
+from rloo_pipeline.runtime import cost, progress, ranks
 
 
 class _PrintableFormatter(logging.Formatter):
@@ -121,5 +121,6 @@ def _terminal_handler() -> logging.Handler:
     if console.is_terminal:
         handler = RichHandler(console=console, show_path=False, show_time=False, show_level=False, markup=False)
     handler.setFormatter(_PrintableFormatter("%(message)s"))
-    handler.addFilter(lambda record: record.name != cost.LOGGER)
+    of_launcher = ranks.FAILED in os.environ  # which shows the error of the rank that failed first
+    handler.addFilter(lambda each: each.name != cost.LOGGER and not (of_launcher and each.levelno == logging.ERROR))
     return handler

@@ -50,6 +50,18 @@ def test_a_stage_and_its_first_rank_do_not_overwrite_each_others_lines_in_a_file
     assert (tmp_path / "terminal").read_text().splitlines() == ["the stage", "the rank"] * 2
 
 
+def test_the_error_of_a_rank_is_shown_by_its_launcher_alone(tmp_path) -> None:
+    """It may only be that the other ranks are gone, and the launcher knows why."""
+    code = (
+        "import os\nos.environ |= {'RANK': '0', 'RLOO_TERMINAL': 'terminal', 'RLOO_FAILED': 'failed'}\n"
+        "from rloo_pipeline.runtime import output, progress\n"
+        "output.route_output(None); progress.say('a line'); progress.fail('lost a rank')"
+    )
+    outcome = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (tmp_path / "terminal").read_text() == "a line\n"
+    assert outcome.stderr.endswith("ERROR rloo: lost a rank\n")
+
+
 def test_a_command_does_not_pass_on_advice_to_install_what_fetches_code_from_the_hub() -> None:
     code = (
         "import logging\nfrom rloo_pipeline.runtime import environment\nenvironment.prepare(None)\n"
