@@ -43,7 +43,7 @@ LIBRARIES = (
 )
 WORKER = [sys.executable, "-m", PACKAGE, "worker"]
 """The beginning of the command that starts a worker."""
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+TORCHRUN = [sys.executable, "-m", f"{PACKAGE}.runtime.ranks"]
 """The beginning of the command that starts ranks."""
 STUB = """#!{python} -ISu
 import sys

@@ -1,10 +1,11 @@
 """Kills a small run at random until enough kills are done, goes on after each, and compares the result: `make soak`.
 
 The run is .test/config/config.yaml, or what the arguments after `--` choose: `python tools/soak.py --kills 10 --
---configfile .test/config/config.yaml --config 'rollout={lag: 1}'`. A kill ends a stage, a worker, Snakemake, or
-Snakemake with its process group, by SIGTERM, SIGINT or SIGKILL. Each time Snakemake has ended, all processes of the
-run have to end and the same command goes on. Each finished run has to have the bytes of an undisturbed one, and nothing
-may be left in TMPDIR.
+--configfile .test/config/config.yaml --config 'rollout={lag: 1}'`. A kill ends a stage, a worker, a rank or the
+torchrun of an update with several (`--config 'deepspeed={processes: 2, zero_stage: 3}'`), Snakemake, or Snakemake with
+its process group, by SIGTERM, SIGINT or SIGKILL. Each time Snakemake has ended, all processes of the run have to end
+and the same command goes on. Each finished run has to have the bytes of an undisturbed one, and nothing may be left in
+TMPDIR.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import pyarrow.parquet as pq
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGFILE = ("--configfile", str(ROOT / ".test" / "config" / "config.yaml"))
-VICTIMS = ("stage", "worker", "Snakemake", "process group")
+VICTIMS = ("stage", "worker", "rank", "torchrun", "Snakemake", "process group")
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
 COMPARED = ("prompts/**/*", "warmstart/**/*", "policies/**/*", "rounds/**/*", "trainer/**/*", "evaluation/**/*")
 MARK = "RLOO_SOAK"
@@ -109,25 +110,26 @@ class Soak:
                 time.sleep(self.random.uniform(0, 1.0))
                 break
             time.sleep(0.05)
-        victim, number = self.random.choice(VICTIMS), self.random.choice(SIGNALS)
-        updates = stages(snakemake.pid, "update")
+        updates, launchers = stages(snakemake.pid, "update"), torchruns(snakemake.pid)
+        ranks = [process for launcher in launchers for process, _ in descendants(launcher.pid)]
         processes = {"stage": updates or stages(snakemake.pid), "worker": workers(snakemake.pid, bool(updates))}
+        processes |= {"rank": ranks, "torchrun": launchers}
+        victim = self.random.choice([name for name in VICTIMS if processes.get(name, True)])
+        number = self.random.choice(SIGNALS)
         if snakemake.poll() is not None:
             return
         if victim == "process group":
             os.killpg(snakemake.pid, number)
         elif victim == "Snakemake":
             snakemake.send_signal(number)
-        elif processes[victim]:
+        else:
             try:
                 self.random.choice(processes[victim]).send_signal(number)
             except psutil.NoSuchProcess:
                 return
-        else:
-            return
         self.kills[victim, number.name] += 1
         self.in_update += bool(updates)
-        if victim not in ("stage", "worker"):
+        if victim not in processes:
             try:
                 snakemake.wait(HANG)
             except subprocess.TimeoutExpired:
@@ -177,8 +179,13 @@ def workers(snakemake: int, trainer: bool) -> list[psutil.Process]:
     return [
         process
         for process, argv in descendants(snakemake)
-        if "worker" in argv and (not trainer or any("trainer-" in word for word in argv))
+        if "worker" in argv and "--rank" not in argv and (not trainer or any("trainer-" in word for word in argv))
     ]
+
+
+def torchruns(snakemake: int) -> list[psutil.Process]:
+    """The processes that start and watch the ranks of a stage or of a worker."""
+    return [process for process, argv in descendants(snakemake) if "rloo_pipeline.runtime.ranks" in argv]
 
 
 def marked(folder: Path) -> list[psutil.Process]:

@@ -1,6 +1,7 @@
 """Output of a process: messages of this package go to the terminal, everything goes to the log file."""
 
 import contextlib
+import fcntl
 import logging
 import os
 import select
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from rloo_pipeline.errors import printable
-from rloo_pipeline.runtime import cost, progress
+from rloo_pipeline.runtime import cost, progress, ranks
 
 
 class _PrintableFormatter(logging.Formatter):
@@ -77,6 +78,8 @@ def route_output(log: Path | None) -> None:
     rank = os.environ.get("RANK")
     if log is not None:
         terminal = os.fdopen(os.dup(2), "w", buffering=1)
+        # the first rank opens it again: in a file, neither may overwrite what the other has written since
+        fcntl.fcntl(terminal, fcntl.F_SETFL, fcntl.fcntl(terminal, fcntl.F_GETFL) | os.O_APPEND)
         progress.console = Console(file=terminal)
         _redirect(log)
     elif rank == "0" and progress.TERMINAL in os.environ:
@@ -118,5 +121,6 @@ def _terminal_handler() -> logging.Handler:
     if console.is_terminal:
         handler = RichHandler(console=console, show_path=False, show_time=False, show_level=False, markup=False)
     handler.setFormatter(_PrintableFormatter("%(message)s"))
-    handler.addFilter(lambda record: record.name != cost.LOGGER)
+    of_launcher = ranks.FAILED in os.environ  # which shows the error of the rank that failed first
+    handler.addFilter(lambda each: each.name != cost.LOGGER and not (of_launcher and each.levelno == logging.ERROR))
     return handler

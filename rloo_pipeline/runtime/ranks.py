@@ -4,6 +4,7 @@ starts the ranks on one machine. On several nodes, `cluster.nodes.launch` starts
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -85,7 +86,10 @@ def refuse_failed(ranks: str, failed: Path, code: int) -> None:
     """
     if code:
         error = failed.read_text() if failed.exists() else ""
-        end = ending(code) if code > 128 else f"exit code {code}"
+        if code < 0:
+            end = f"their launcher was {ending(128 - code)}"
+        else:
+            end = ending(code) if code > 128 else f"exit code {code}"
         raise UserError(f"one of the {ranks} failed: {error or f'{end}; see the log'}")
 
 
@@ -108,10 +112,35 @@ def torchrun(processes: int, arguments: Sequence[str]) -> None:
 
 def torchrun_command(processes: int, arguments: Sequence[str]) -> list[str]:
     """The command that runs `rloo ARGUMENTS` as `processes` ranks on this machine."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    launcher = [sys.executable, "-m", __name__, "--standalone", f"--nproc-per-node={processes}"]
     return [*launcher, "-m", "rloo_pipeline", *arguments]
+
+
+def main() -> None:
+    """Runs torchrun. If a signal kills a rank, replaces the errors of the others, which have lost their connection."""
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    failed = Path(os.environ[FAILED])
+    try:
+        run.main()
+    except SignalException as error:
+        if not failed.exists():
+            failed.write_text(f"their launcher was {ending(128 + error.sigval)}")
+        raise
+    except ChildFailedError as error:
+        rank, failure = next(iter(error.failures.items()))  # torchrun itself has ended those after it
+        if failure.exitcode < 0 and not (failure.exitcode == -signal.SIGABRT and failed.exists()):
+            advice = "; if memory ran out, give the job more" if failure.exitcode == -signal.SIGKILL else ""
+            failed.write_text(f"rank {rank} was {ending(128 - failure.exitcode)}{advice}")
+        raise
 
 
 def torchrun_environment(folder: Path) -> dict[str, str]:
     """Variables for `torchrun_command`: temporary files and the first failing rank's error go to `folder`."""
     return {"TMPDIR": str(folder), FAILED: str(folder / "failed")}
+
+
+if __name__ == "__main__":
+    main()

@@ -59,6 +59,8 @@ def trainer_after(config: Config, round_: int, start: Policy, states: Path, prom
         with _saved(engine, states) as replayed:
             if engine.rank.first:
                 _compare(replayed, before.folder, engine.policy.folder)
+    elif engine.rank.first:
+        trainer_state.remove_older(states / f"{round_:05d}", config.rollout.lag if config.node_folder else 0)
     return trainer
 
 

@@ -1,7 +1,9 @@
 """Trainer states on disk: DeepSpeed's checkpoint, the algorithm's state, the policy, and a manifest.
 
 States are a cache: training from policy 0 recreates each of them (`retraining.py`). A worker therefore writes them
-during the next rollouts, and skips some; only the newest is kept.
+during the next rollouts, and skips some; only the newest is kept. An update that writes its state before it ends keeps
+the one that it began from until the next update begins: if it is killed before Snakemake knows that it has ended, it
+runs again.
 """
 
 import os
@@ -112,12 +114,20 @@ def _remove_others(target: Path, lag: int) -> None:
     """Removes other states beside `target`, and leftovers of interrupted writes. Keeps those from which policies up to
     `lag` rounds older can be recreated.
     """
+    for folder in of_rounds(target.parent):
+        if folder.name > target.name:
+            shutil.rmtree(folder, ignore_errors=True)
+    remove_older(target, lag)
+    files.remove_temporary(target.parent, "*")
+
+
+def remove_older(target: Path, lag: int) -> None:
+    """Removes the states beside `target` that are older, except those that `_remove_others` keeps."""
     enough = not lag
     for folder in of_rounds(target.parent):
-        if folder != target and (enough or folder.name > target.name):
+        if folder.name < target.name and enough:
             shutil.rmtree(folder, ignore_errors=True)
         enough = enough or int(folder.name) <= int(target.name) - lag
-    files.remove_temporary(target.parent, "*")
 
 
 def of_rounds(folder: Path) -> Iterator[Path]:

@@ -52,6 +52,8 @@ def put(config: Config, trainer: RoundTrainer, policy: Path, states: Path, about
     if kept and round_ < config.rounds:
         engine_cache.write_later(state.write, target)
         return
+    if round_ < config.rounds:
+        state.lag = max(state.lag, 1)  # this round may have to run again
     state.write(target)
     if not kept:
         engine.close()

@@ -14,7 +14,7 @@ from helpers import AFTER_SFT, Project, wait_until
 pytestmark = pytest.mark.slow
 
 TABLES = {"rollout": "rollouts", "score": "scores", "reference": "reference"}
-LAUNCHERS = {"torch.distributed.run", fork_client.__file__}
+LAUNCHERS = {"rloo_pipeline.runtime.ranks", fork_client.__file__}
 """Words of the processes that start ranks."""
 AFTER_POLICY_0 = tuple(pattern for pattern in AFTER_SFT if pattern != "warmstart")
 EVERYTHING = ("warmstart/**/*", "policies/*/*", "rounds/**/*", "trainer/**/*", "evaluation/**/*", "tensorboard/*")

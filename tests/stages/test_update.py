@@ -300,6 +300,18 @@ def test_an_update_without_the_state_of_the_round_before_trains_the_rounds_since
     }
 
 
+def test_an_update_that_was_killed_after_it_wrote_its_state_continues_from_the_one_before(tmp_path, tiny_model) -> None:
+    """Not from policy 0, which is missing here."""
+    run = Round(tmp_path / "run", tiny_model, rounds=4)
+    for number in (1, 2):
+        succeeded(run.write(number).update(number))
+    expected = files_of(run)
+    succeeded(run.update(2))
+    assert files_of(run) == expected
+    succeeded(run.write(3).update(3))
+    assert {folder.name for folder in (run.run / "trainer").iterdir()} == {"00002", "00003"}
+
+
 def test_weights_that_were_on_a_nodes_own_disk_are_made_again_with_the_same_bytes(
     tmp_path, tiny_model, monkeypatch
 ) -> None:

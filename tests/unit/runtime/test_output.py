@@ -37,6 +37,31 @@ def test_a_rank_of_a_stage_whose_terminal_is_a_socket_writes_its_progress_to_the
     assert outcome.stderr.count("a line") == 1
 
 
+def test_a_stage_and_its_first_rank_do_not_overwrite_each_others_lines_in_a_file(tmp_path) -> None:
+    """As after `snakemake > file 2>&1`. The rank opens the stage's terminal anew, with a position of its own."""
+    code = (
+        "import os; from pathlib import Path; from rloo_pipeline.runtime import output, progress\n"
+        "output.route_output(Path('stage.log')); progress.say('the stage')\n"
+        "rank = output._opened(Path(f'/proc/self/fd/{progress.console.file.fileno()}'))\n"
+        "rank.write('the rank\\n'); progress.say('the stage'); rank.write('the rank\\n')"
+    )
+    with (tmp_path / "terminal").open("w") as terminal:
+        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, stderr=terminal, timeout=60, check=True)
+    assert (tmp_path / "terminal").read_text().splitlines() == ["the stage", "the rank"] * 2
+
+
+def test_the_error_of_a_rank_is_shown_by_its_launcher_alone(tmp_path) -> None:
+    """It may only be that the other ranks are gone, and the launcher knows why."""
+    code = (
+        "import os\nos.environ |= {'RANK': '0', 'RLOO_TERMINAL': 'terminal', 'RLOO_FAILED': 'failed'}\n"
+        "from rloo_pipeline.runtime import output, progress\n"
+        "output.route_output(None); progress.say('a line'); progress.fail('lost a rank')"
+    )
+    outcome = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (tmp_path / "terminal").read_text() == "a line\n"
+    assert outcome.stderr.endswith("ERROR rloo: lost a rank\n")
+
+
 def test_a_command_does_not_pass_on_advice_to_install_what_fetches_code_from_the_hub() -> None:
     code = (
         "import logging\nfrom rloo_pipeline.runtime import environment\nenvironment.prepare(None)\n"

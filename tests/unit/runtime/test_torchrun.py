@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from unittest import mock
 
 import forks
 import psutil
@@ -10,6 +11,8 @@ import pytest
 import torch
 import yaml
 from helpers import has_ended, mini, wait_until
+from torch.distributed import run
+from torch.distributed.elastic.multiprocessing import errors
 
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import controller_watch, ranks
@@ -21,12 +24,35 @@ from rloo_pipeline.runtime import controller_watch, ranks
         (f'printf "my.yaml: a key; drop it" > "${ranks.FAILED}"; exit 1', "my.yaml: a key; drop it"),
         ("exit 3", "exit code 3"),
         ("exit 135", "killed by SIGBUS"),
+        ("kill -9 $$", "their launcher was killed by SIGKILL"),
     ],
 )
 def test_the_error_of_the_first_rank_that_fails_is_the_stages(monkeypatch, script, why) -> None:
     monkeypatch.setattr(ranks, "torchrun_command", lambda *_: ["sh", "-c", script])
     with pytest.raises(UserError, match=f"^one of the 2 ranks failed: {why}"):
         ranks.torchrun(2, ["update"])
+
+
+LOST = "my.yaml: a key; drop it"
+
+
+@pytest.mark.parametrize(
+    ("codes", "why"),
+    [
+        ((-9, 1), "rank 0 was killed by SIGKILL; if memory ran out, give the job more"),
+        ((1, -15), LOST),
+        ((-6, 1), LOST),
+    ],
+)
+def test_a_rank_that_a_signal_killed_is_the_cause_of_the_errors_of_others(tmp_path, monkeypatch, codes, why) -> None:
+    failures = {rank: errors.ProcessFailure(rank, 0, code, "") for rank, code in enumerate(codes)}
+    monkeypatch.setattr(run, "main", mock.Mock(side_effect=errors.ChildFailedError("rloo", failures)))
+    failed = tmp_path / "failed"
+    failed.write_text(LOST)
+    monkeypatch.setenv(ranks.FAILED, str(failed))
+    with pytest.raises(errors.ChildFailedError):
+        ranks.main()
+    assert failed.read_text() == why
 
 
 STAGE = """
