@@ -6,6 +6,7 @@ profiles and a README. Data in a single file is split into training and held-out
 """
 
 import json
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -273,6 +274,7 @@ def init_from_trl(folder: Path, command: str, model: str | None, force: bool) ->
     Raises:
         UserError: the script cannot be translated, or a file already exists. Nothing is written then.
     """
+    command = re.sub(r"\s*\\\r?\n\s*", " ", command)  # a shell keeps these in single quotes
     console, project = Terminal(), TrlProject(command, model, folder)
     written = yaml.safe_dump(project.config, default_flow_style=None, sort_keys=False, allow_unicode=True, width=100)
     tables = list(groups(project.rows))

@@ -205,6 +205,15 @@ class _Filled(ast.NodeTransformer):
         is_own = isinstance(node.value, ast.Name) and node.value.id in self.own
         return self.generic_visit(node) if is_own or not self.script.is_parsed(node.value) else self._written(node)
 
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        """Leaves out `arguments.dataset_name` before `or` if it is not given: TRL's default is None."""
+        match node:
+            case ast.BoolOp(ast.Or(), [ast.Attribute(parsed, "dataset_name") as name, other]):
+                if self.script.is_parsed(parsed) and self.script.holds(name) is None:
+                    self.has_changed = True
+                    return self.visit(other)
+        return self.generic_visit(node)
+
     def visit_Name(self, node: ast.Name) -> ast.AST:
         """Replaces a parameter by its value, and `__file__` by the script's path."""
         if node.id == "__file__":

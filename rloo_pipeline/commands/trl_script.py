@@ -186,7 +186,7 @@ def _read(path: Path) -> tuple[str, ast.Module]:
         text = path.read_text(encoding="utf-8")
         if advice := OTHER_FILES.get(path.suffix):
             raise UserError(f"--from-trl {path}: {advice}")
-        return text, ast.parse(text)
+        return text, ast.parse(text, str(path))
     except OSError as error:
         raise UserError(f"--from-trl {path}: cannot be read ({error.strerror})") from error
     except (SyntaxError, ValueError) as error:

@@ -85,6 +85,17 @@ def test_the_batch_is_of_the_prompts_that_are_left_after_duplicates_and_held_out
     assert "15 kept, dropped: 5 also in eval, 8 duplicates, 1 too long" in results[1].message
 
 
+def test_rows_of_one_prompt_are_all_trained_or_all_held_out(choices) -> None:
+    write(Path("twice.jsonl"), [{"Question": row["question"], "Answer": n} for n in range(3) for row in ROWS])
+    new_project("project", choices._replace(data="twice.jsonl"))
+    train, held_out = (
+        [json.loads(line)["Question"] for line in Path("project", "data", name).read_text().splitlines()]
+        for name in ("train.jsonl", "eval.jsonl")
+    )
+    assert (len(train), len(held_out)) == (3 * 16, 3 * 4)
+    assert not {*train} & {*held_out}
+
+
 def test_what_is_not_given_is_asked_for_until_it_can_be_used(choices, monkeypatch) -> None:
     answers = iter(["", "no model", choices.model, "missing.jsonl", " mine.jsonl ", ""])
 
@@ -173,6 +184,7 @@ def test_a_model_without_chat_template_continues_texts(choices, tmp_path) -> Non
             {"data": "mine.csv"},
             r"mine\.csv: dataset files can be \.jsonl, \.json, \.parquet; convert it",
         ),
+        ({"data": "models/tinny"}, "no such file or folder; .* with --prompt and --answer; did you mean 'tiny'"),
         ({"data": "org/name"}, "no such file or folder; if it is an id on the Hub, name its columns"),
         ({"data": "org/mine.jsonl"}, r"org/mine\.jsonl: no such file of rows"),
         ({"prompt": "qestion"}, "--prompt qestion: .*did you mean 'question'"),
