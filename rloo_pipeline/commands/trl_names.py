@@ -228,6 +228,8 @@ class ScriptNames(ABC):
         for statement in self._flat(function.body):
             lines.append(statement)
             self._bind(statement, function)
+            if isinstance(statement, ast.Return):
+                break
         self.inner += lines
         returns = [part for one in lines for part in _own(one) if isinstance(part, ast.Return)]
         return returns[0].value if returns == lines[-1:] else None
