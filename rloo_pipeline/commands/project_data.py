@@ -124,6 +124,9 @@ def _files(name: str, path: Path, held_out: str | None) -> list[Path]:
     if path.is_dir():
         by_stem = {file.stem: file for file in sorted(path.iterdir()) if file.suffix in FORMATS}
         tests = [by_stem[stem] for stem in HELD_OUT_NAMES if stem in by_stem]
+        if any((path / file).is_file() for file in ("dataset_dict.json", "state.json")):
+            write = f"datasets.load_from_disk({name!r}).to_json('train.jsonl')"
+            raise UserError(f"--data {name}: was written by save_to_disk; write rows with {write}, part by part")
         if "train" not in by_stem or not (tests or held_out):
             raise UserError(
                 f"--data {name}: no train and test files ({', '.join(FORMATS)}) in this folder; name a file with "

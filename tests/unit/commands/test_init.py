@@ -178,6 +178,8 @@ def test_a_model_without_chat_template_continues_texts(choices, tmp_path) -> Non
     [
         ({"model": None}, "--model missing; on a terminal"),
         ({"model": "nowhere"}, "--model nowhere: neither a folder nor a Hub id"),
+        ({"model": "models"}, "models: no config.json, so .*; it is an adapter: merge it into its model first"),
+        ({"model": "models/tiny"}, r"models/tiny/config\.json: not valid JSON \(.*\); fetch or write the model again"),
         ({"model": "models/tinny"}, r"models/tinny: no such folder .*did you mean 'tiny'"),
         ({"data": "mime.jsonl"}, r"mime\.jsonl: no such file of rows .*did you mean 'mine\.jsonl'"),
         (
@@ -187,6 +189,7 @@ def test_a_model_without_chat_template_continues_texts(choices, tmp_path) -> Non
         ({"data": "models/tinny"}, "no such file or folder; .* with --prompt and --answer; did you mean 'tiny'"),
         ({"data": "org/name"}, "no such file or folder; if it is an id on the Hub, name its columns"),
         ({"data": "org/mine.jsonl"}, r"org/mine\.jsonl: no such file of rows"),
+        ({"data": "saved"}, r"saved: was written by save_to_disk; .*load_from_disk\('saved'\)\.to_json"),
         ({"prompt": "qestion"}, "--prompt qestion: .*did you mean 'question'"),
         ({"data": "x.jsonl"}, r"none of its columns \(x, answer\) has a usual name for prompts: .* --prompt COLUMN"),
         ({"data": "x.jsonl", "prompt": "answer"}, "has a usual name for answers: .* --answer COLUMN"),
@@ -201,6 +204,10 @@ def test_what_is_missing_is_named_and_nothing_is_written(change, message, choice
     for name in ("mine.py", "mine.csv"):
         Path(name).touch()
     Path("models/tiny").mkdir(parents=True)
+    Path("models/adapter_config.json").touch()
+    Path("saved").mkdir()
+    Path("saved/state.json").touch()
+    Path("models/tiny/config.json").write_text("{")
     with pytest.raises(UserError, match=message):
         new_project("project", choices._replace(**change))
     assert not Path("project").exists()
