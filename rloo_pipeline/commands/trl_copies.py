@@ -207,12 +207,15 @@ class _Filled(ast.NodeTransformer):
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
         """Leaves out `arguments.dataset_name` before `or` if it is not given: TRL's default is None."""
-        match node:
-            case ast.BoolOp(ast.Or(), [ast.Attribute(parsed, "dataset_name") as name, other]):
-                if self.script.is_parsed(parsed) and self.script.holds(name) is None:
-                    self.has_changed = True
-                    return self.visit(other)
-        return self.generic_visit(node)
+        first = node.values[0]
+        is_name = (
+            isinstance(first, ast.Attribute) and first.attr == "dataset_name" and self.script.is_parsed(first.value)
+        )
+        if is_name and isinstance(node.op, ast.Or) and self.script.holds(first) is None:
+            self.has_changed = True
+            del node.values[0]
+        kept: ast.AST = self.generic_visit(node) if len(node.values) > 1 else self.visit(node.values[0])
+        return kept
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         """Replaces a parameter by its value, and `__file__` by the script's path."""
