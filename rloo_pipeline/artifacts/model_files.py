@@ -71,7 +71,7 @@ def check(folder: Path) -> None:
 
 def missing_shards(folder: Path) -> list[Path]:
     """The weight files that the index of a model names and its folder lacks."""
-    named = read_json(folder / INDEX)["weight_map"].values() if (folder / INDEX).exists() else ()
+    named = read_json(folder / INDEX, remedy(folder))["weight_map"].values() if (folder / INDEX).exists() else ()
     return sorted({folder / name for name in named} - {*folder.glob("*.safetensors")})
 
 
@@ -82,6 +82,8 @@ def _check_safetensors(file: Path) -> None:
         start = handle.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
         text = handle.read(min(length, size))
+    if (start + text).startswith(b"version https://git-lfs"):
+        raise UserError(f"{file}: only a pointer of Git LFS; `git lfs pull` in that folder fetches the file")
     try:
         header: dict[str, Any] = json.loads(text)
         end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)

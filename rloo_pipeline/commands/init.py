@@ -6,6 +6,7 @@ profiles and a README. Data in a single file is split into training and held-out
 """
 
 import json
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +18,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from rloo_pipeline import import_string
-from rloo_pipeline.artifacts import model_dims
+from rloo_pipeline.artifacts import model_dims, model_files
 from rloo_pipeline.artifacts.files import read_json, write_text
 from rloo_pipeline.before_run.dataset_inputs import require_hub_name
 from rloo_pipeline.commands.project_data import HUB_ID, ProjectData, dump_rows, place_in, project_data
@@ -154,10 +155,12 @@ def _model(name: str, folder: Path) -> ProjectModel:
             return ProjectModel({"name_or_path": name, **dtype}, True, None)
         raise UserError(f"--model {name}: neither a folder nor a Hub id such as Qwen/Qwen3-0.6B")
     if not (path / "config.json").is_file():
-        raise UserError(f"--model {name}: no config.json, so this is not the folder of a model")
-    tokenizer = path / "tokenizer_config.json"
-    has_template = any(path.glob("chat_template*")) or (tokenizer.is_file() and "chat_template" in read_json(tokenizer))
-    context = model_dims.context(read_json(path / "config.json"))
+        advice = "; it is an adapter: merge it into its model first" if (path / model_files.ADAPTER).is_file() else ""
+        raise UserError(f"--model {name}: no config.json, so this is not the folder of a model{advice}")
+    tokenizer, remedy = path / "tokenizer_config.json", model_files.remedy(path)
+    in_tokenizer = tokenizer.is_file() and "chat_template" in read_json(tokenizer, remedy)
+    has_template = any(path.glob("chat_template*")) or in_tokenizer
+    context = model_dims.context(read_json(path / "config.json", remedy))
     return ProjectModel({"name_or_path": place_in(folder, path), **dtype}, has_template, context, path)
 
 
@@ -273,6 +276,7 @@ def init_from_trl(folder: Path, command: str, model: str | None, force: bool) ->
     Raises:
         UserError: the script cannot be translated, or a file already exists. Nothing is written then.
     """
+    command = re.sub(r"\s*\\\r?\n\s*", " ", command)  # a shell keeps these in single quotes
     console, project = Terminal(), TrlProject(command, model, folder)
     written = yaml.safe_dump(project.config, default_flow_style=None, sort_keys=False, allow_unicode=True, width=100)
     tables = list(groups(project.rows))

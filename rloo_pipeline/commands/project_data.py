@@ -4,6 +4,7 @@ import json
 import random
 import re
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,14 +67,7 @@ def project_data(name: str, held_out: str | None, prompt: str | None, answer: st
         return _data_on_hub(name, prompt, answer)
     files = _files(name, path, held_out)
     sets: list[Sequence[Row]] = [read_rows(Source(path=str(file)), str(file)) for file in files]
-    splits: dict[str, Sequence[Row]] = {}
-    if len(files) == 1:
-        splits = _split(sets[0], files[0])
-        sets, paths = list(splits.values()), list(splits)
-    else:
-        paths = [place_in(folder, file) for file in files]
-    rows = sets[0]
-    columns = tuple(rows[0])
+    columns = tuple(sets[0][0])
     column = _column("--prompt", prompt, PROMPT_COLUMNS, columns, name)
     if column is None:
         raise UserError(
@@ -82,6 +76,9 @@ def project_data(name: str, held_out: str | None, prompt: str | None, answer: st
         )
     if answer == column:
         raise UserError(f"--answer {answer}: the prompt is in this column; name another one")
+    splits = _split(sets[0], files[0], column) if len(files) == 1 else {}
+    sets = list(splits.values()) or sets
+    paths = list(splits) or [place_in(folder, file) for file in files]
     return ProjectData(
         name=name,
         train={"path": paths[0]},
@@ -89,8 +86,8 @@ def project_data(name: str, held_out: str | None, prompt: str | None, answer: st
         columns=columns,
         prompt=column,
         answer=_column("--answer", answer, ANSWER_COLUMNS, [other for other in columns if other != column], name),
-        is_conversation=isinstance(rows[0][column], list),
-        rows={"train": rows, "eval": sets[1]},
+        is_conversation=isinstance(sets[0][0][column], list),
+        rows=dict(zip(("train", "eval"), sets, strict=True)),
         splits=splits,
     )
 
@@ -102,9 +99,10 @@ def _data_on_hub(name: str, prompt: str | None, answer: str | None) -> ProjectDa
         UserError: the column with the prompt is not named.
     """
     if prompt is None:
+        suggestion = did_you_mean(Path(name).name, (file.name for file in Path(name).parent.glob("*")))
         raise UserError(
             f"--data {name}: no such file or folder; if it is an id on the Hub, name its columns with --prompt and "
-            "--answer"
+            f"--answer{suggestion}"
         )
     named = tuple(column for column in (prompt, answer) if column)
     train, test = ({"name": name, "split": split} for split in ("train", "test"))
@@ -126,10 +124,13 @@ def _files(name: str, path: Path, held_out: str | None) -> list[Path]:
     if path.is_dir():
         by_stem = {file.stem: file for file in sorted(path.iterdir()) if file.suffix in FORMATS}
         tests = [by_stem[stem] for stem in HELD_OUT_NAMES if stem in by_stem]
+        if any((path / file).is_file() for file in ("dataset_dict.json", "state.json")):
+            write = f"datasets.load_from_disk({name!r}).to_json('train.jsonl')"
+            raise UserError(f"--data {name}: was written by save_to_disk; write rows with {write}, part by part")
         if "train" not in by_stem or not (tests or held_out):
             raise UserError(
-                f"--data {name}: no train and test files ({', '.join(FORMATS)}) in this folder; name the files with "
-                "--data FILE and --held-out FILE"
+                f"--data {name}: no train and test files ({', '.join(FORMATS)}) in this folder; name a file with "
+                "--data FILE, and one of held-out rows with --held-out FILE if there is one"
             )
         files = [by_stem["train"], *tests[:1]]
     else:
@@ -144,12 +145,18 @@ def _files(name: str, path: Path, held_out: str | None) -> list[Path]:
     return files
 
 
-def _split(rows: Sequence[Row], file: Path) -> dict[str, Sequence[Row]]:
-    """Splits rows into files of a project. A fifth is held out, drawn at random but always the same."""
+def _split(rows: Sequence[Row], file: Path, prompt: str) -> dict[str, Sequence[Row]]:
+    """Splits rows into files of a project. A fifth of the prompts is held out, drawn at random but always the same,
+    with all of their rows.
+    """
     if len(rows) < 2:
         raise UserError(f"{file}: one row cannot be split into training and held-out rows; give --held-out FILE")
-    count = min(MOST_HELD_OUT, max(1, round(len(rows) * HELD_OUT_SHARE)))
-    chosen = set(random.Random(0).sample(range(len(rows)), count))
+    places = dict[str, list[int]]()
+    for index, row in enumerate(rows):
+        places.setdefault(repr(row[prompt]), []).append(index)
+    groups = [*places.values()] if len(places) > 1 else [[index] for index in range(len(rows))]
+    count = min(MOST_HELD_OUT, max(1, round(len(groups) * HELD_OUT_SHARE)))
+    chosen = set(chain.from_iterable(random.Random(0).sample(groups, count)))
     train = [row for index, row in enumerate(rows) if index not in chosen]
     return {"data/train.jsonl": train, "data/eval.jsonl": [rows[index] for index in sorted(chosen)]}
 
@@ -177,4 +184,5 @@ def _column(
     if column_name is not None and column_name not in columns:
         suggestion = did_you_mean(column_name, columns) or f" ({', '.join(columns)})"
         raise UserError(f"{option} {column_name}: {name} has no such column{suggestion}")
-    return column_name or next((column for column in usual if column in columns), None)
+    by_lower = {column.lower(): column for column in reversed(columns)}
+    return column_name or next((by_lower[column] for column in usual if column in by_lower), None)

@@ -205,6 +205,18 @@ class _Filled(ast.NodeTransformer):
         is_own = isinstance(node.value, ast.Name) and node.value.id in self.own
         return self.generic_visit(node) if is_own or not self.script.is_parsed(node.value) else self._written(node)
 
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        """Leaves out `arguments.dataset_name` before `or` if it is not given: TRL's default is None."""
+        first = node.values[0]
+        is_name = (
+            isinstance(first, ast.Attribute) and first.attr == "dataset_name" and self.script.is_parsed(first.value)
+        )
+        if is_name and isinstance(node.op, ast.Or) and self.script.holds(first) is None:
+            self.has_changed = True
+            del node.values[0]
+        kept: ast.AST = self.generic_visit(node) if len(node.values) > 1 else self.visit(node.values[0])
+        return kept
+
     def visit_Name(self, node: ast.Name) -> ast.AST:
         """Replaces a parameter by its value, and `__file__` by the script's path."""
         if node.id == "__file__":

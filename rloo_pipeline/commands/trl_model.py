@@ -70,6 +70,9 @@ class TrlModel:
         if not isinstance(name, str):
             shown_as = ast.unparse(node) if node is not None else "no argument"
             problem = f"the script does not show the model ({shown_as}); name it with --model"
+            if isinstance(target, ast.Attribute) and self.script.is_parsed(target.value):
+                as_called = f"--from-trl '{self.script.path.name} --{target.attr} …'"
+                problem = f"{problem}, or give the options of the script, too: {as_called}"
             raise UserError(self.script.at(node or self.script.trainer, problem))
         self._row("model", name, "model.name_or_path")
         keys: JSON = {"name_or_path": place_in(self.folder, Path(name)) if Path(name).is_dir() else name}

@@ -46,6 +46,10 @@ class ScriptNames(ABC):
     ) -> None:
         self.path, self.tree, self.options, self.calls = path, tree, options, calls
         self.functions = list(all_nodes(tree, ast.FunctionDef))
+        self.call_lines: dict[str, list[int]] = {}
+        """Lines of the calls of each name."""
+        for call in all_nodes(tree, ast.Call):
+            self.call_lines.setdefault(name_of(call.func), []).append(call.lineno)
         self.taken: set[int] = set()
         """First lines of the statements that the project takes over."""
         self.statements: list[ast.stmt] = []
@@ -183,7 +187,7 @@ class ScriptNames(ABC):
         """
         for function in reversed(self.functions):  # the innermost first
             if function.lineno < line <= (function.end_lineno or 0) and line not in later:
-                calls = [call.lineno for call in all_nodes(self.tree, ast.Call) if name_of(call.func) == function.name]
+                calls = self.call_lines.get(function.name, ())
                 return self.when(calls[0] if len(calls) == 1 else sys.maxsize, line, *later)
         return line, *later
 
@@ -228,6 +232,8 @@ class ScriptNames(ABC):
         for statement in self._flat(function.body):
             lines.append(statement)
             self._bind(statement, function)
+            if isinstance(statement, ast.Return):
+                break
         self.inner += lines
         returns = [part for one in lines for part in _own(one) if isinstance(part, ast.Return)]
         return returns[0].value if returns == lines[-1:] else None

@@ -108,11 +108,14 @@ class TrlScript(ScriptValues):
         return found
 
     def _given_to(self, node: ast.AST) -> ast.Call | None:
-        """The function call that a line is, if it may change the trainer's options: `set_up(config)`, or
-        `config.set_training(…)`.
+        """The function call that a line is, if it may change the trainer's options: `set_up(config)`, also with `x =`
+        before it, or `config.set_training(…)`.
         """
         call, args = getattr(node, "value", None), self.arguments.get("args")
-        if not isinstance(node, ast.Expr) or not isinstance(call, ast.Call) or call in self.calls or args is None:
+        if not isinstance(call, ast.Call) or call in self.calls or args is None:
+            return None
+        is_named = isinstance(node, ast.Assign) and name_of(call.func).startswith(("set", "update", "apply"))
+        if not isinstance(node, ast.Expr) and not is_named:
             return None
         given = [*call.args, *(keyword.value for keyword in call.keywords)]
         if isinstance(call.func, ast.Attribute) and call.func.attr.startswith("set_"):
@@ -167,6 +170,7 @@ class TrlScript(ScriptValues):
                 and (made or ast.unparse(part.value) == args)
             )
             or (isinstance(part, ast.Call) and name_of(part.func) in ("add_callback", "setattr"))
+            or _sets_entries(part)
             for part in parts
         )
 
@@ -186,7 +190,7 @@ def _read(path: Path) -> tuple[str, ast.Module]:
         text = path.read_text(encoding="utf-8")
         if advice := OTHER_FILES.get(path.suffix):
             raise UserError(f"--from-trl {path}: {advice}")
-        return text, ast.parse(text)
+        return text, ast.parse(text, str(path))
     except OSError as error:
         raise UserError(f"--from-trl {path}: cannot be read ({error.strerror})") from error
     except (SyntaxError, ValueError) as error:
@@ -207,6 +211,16 @@ def _trainer(path: Path, tree: ast.Module) -> ast.Call:
     others = sorted({f"{name_of(call.func)} (line {call.lineno})" for call in trainers})
     seen = f"; it has {', '.join(others)}" if others else ""
     raise UserError(f"{path}: one call of {' or '.join(TRAINERS)} is needed{seen}")
+
+
+def _sets_entries(node: ast.AST) -> bool:
+    """True for `vars(config)["beta"]` and `config.__dict__["beta"]` where they are set, and for `….update(…)`."""
+    match node:
+        case ast.Subscript(ast.Call(ast.Name("vars")) | ast.Attribute(attr="__dict__"), ctx=ast.Store()):
+            return True
+        case ast.Call(ast.Attribute(ast.Call(ast.Name("vars")) | ast.Attribute(attr="__dict__"), "update")):
+            return True
+    return False
 
 
 def _sets_attributes(node: ast.AST) -> bool:

@@ -121,7 +121,8 @@ def checked_scores(returned: Any, rows: Sequence[int], notes: Iterable[Any] = ()
     if not isinstance(returned, Sequence) or isinstance(returned, str | bytes | bytearray | memoryview):
         raise BadOutputError(f"returned {type(returned).__name__}, not a list with one number or None per completion")
     if len(returned) != len(rows):
-        raise BadOutputError(f"returned {len(returned)} scores for {len(rows)} completions ({rows_text(rows)})")
+        count = f"{len(returned)} scores for {len(rows)} completions"
+        raise BadOutputError(f"returned {count} ({rows_text(rows)}); return one number or None per completion")
     return [_number(value, row) for value, row in zip(returned, rows, strict=True)]
 
 
@@ -139,9 +140,12 @@ def _number(value: Any, row: int) -> float | None:
     except OverflowError:
         number = inf
     except (TypeError, ValueError):
-        kind = "a string" if isinstance(value, str) else f"of type {type(value).__name__}"
+        is_text = isinstance(value, str)
+        kind, advice = (
+            ("a string", "float(…) of it") if is_text else (f"of type {type(value).__name__}", "one of these")
+        )
         raise BadOutputError(
-            f"returned {value!r:.100} for row {row}, which is {kind} and not a number or None; return float(…) of it"
+            f"returned {value!r:.100} for row {row}, which is {kind} and not a number or None; return {advice}"
         ) from None
     if not isfinite(number):
         raise BadOutputError(f"returned {number} for row {row}; return None where a completion cannot be scored")

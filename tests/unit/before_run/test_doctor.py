@@ -163,6 +163,11 @@ def test_a_later_attempt_that_its_partition_does_not_allow_is_a_note() -> None:
     assert "attempt 3 would request 180 minutes, but 120 are allowed" in grows.message
 
 
+def test_the_profile_replaces_all_defaults_of_snakemake_that_read_the_sizes_of_files() -> None:
+    defaults = slurm_checks.read_profile(ROOT / "profiles" / "slurm")["default-resources"]
+    assert {"mem_mb", "disk_mb"} <= defaults.keys()
+
+
 def test_requests_are_read_from_the_workflow_and_the_profile() -> None:
     settings = slurm_checks.read_profile(ROOT / "profiles" / "slurm")
     rules, config = ROOT / "workflow" / "rules", Config(**mini(deepspeed={"processes": 8, "nodes": 2}))

@@ -85,6 +85,17 @@ def test_the_batch_is_of_the_prompts_that_are_left_after_duplicates_and_held_out
     assert "15 kept, dropped: 5 also in eval, 8 duplicates, 1 too long" in results[1].message
 
 
+def test_rows_of_one_prompt_are_all_trained_or_all_held_out(choices) -> None:
+    write(Path("twice.jsonl"), [{"Question": row["question"], "Answer": n} for n in range(3) for row in ROWS])
+    new_project("project", choices._replace(data="twice.jsonl"))
+    train, held_out = (
+        [json.loads(line)["Question"] for line in Path("project", "data", name).read_text().splitlines()]
+        for name in ("train.jsonl", "eval.jsonl")
+    )
+    assert (len(train), len(held_out)) == (3 * 16, 3 * 4)
+    assert not {*train} & {*held_out}
+
+
 def test_what_is_not_given_is_asked_for_until_it_can_be_used(choices, monkeypatch) -> None:
     answers = iter(["", "no model", choices.model, "missing.jsonl", " mine.jsonl ", ""])
 
@@ -167,14 +178,18 @@ def test_a_model_without_chat_template_continues_texts(choices, tmp_path) -> Non
     [
         ({"model": None}, "--model missing; on a terminal"),
         ({"model": "nowhere"}, "--model nowhere: neither a folder nor a Hub id"),
+        ({"model": "models"}, "models: no config.json, so .*; it is an adapter: merge it into its model first"),
+        ({"model": "models/tiny"}, r"models/tiny/config\.json: not valid JSON \(.*\); fetch or write the model again"),
         ({"model": "models/tinny"}, r"models/tinny: no such folder .*did you mean 'tiny'"),
         ({"data": "mime.jsonl"}, r"mime\.jsonl: no such file of rows .*did you mean 'mine\.jsonl'"),
         (
             {"data": "mine.csv"},
             r"mine\.csv: dataset files can be \.jsonl, \.json, \.parquet; convert it",
         ),
+        ({"data": "models/tinny"}, "no such file or folder; .* with --prompt and --answer; did you mean 'tiny'"),
         ({"data": "org/name"}, "no such file or folder; if it is an id on the Hub, name its columns"),
         ({"data": "org/mine.jsonl"}, r"org/mine\.jsonl: no such file of rows"),
+        ({"data": "saved"}, r"saved: was written by save_to_disk; .*load_from_disk\('saved'\)\.to_json"),
         ({"prompt": "qestion"}, "--prompt qestion: .*did you mean 'question'"),
         ({"data": "x.jsonl"}, r"none of its columns \(x, answer\) has a usual name for prompts: .* --prompt COLUMN"),
         ({"data": "x.jsonl", "prompt": "answer"}, "has a usual name for answers: .* --answer COLUMN"),
@@ -189,6 +204,10 @@ def test_what_is_missing_is_named_and_nothing_is_written(change, message, choice
     for name in ("mine.py", "mine.csv"):
         Path(name).touch()
     Path("models/tiny").mkdir(parents=True)
+    Path("models/adapter_config.json").touch()
+    Path("saved").mkdir()
+    Path("saved/state.json").touch()
+    Path("models/tiny/config.json").write_text("{")
     with pytest.raises(UserError, match=message):
         new_project("project", choices._replace(**change))
     assert not Path("project").exists()

@@ -788,6 +788,12 @@ def test_soft_losses_become_their_clip_with_the_parameters_that_they_have(option
     assert not unused & {*config["algorithm"]}
 
 
+@pytest.mark.parametrize(("words", "name"), [("", "'a.json'"), ("--dataset_name b.json", "'b.json' or 'a.json'")])
+def test_data_that_stand_in_for_an_option_are_those_without_it(words, name) -> None:
+    project(AGENT.replace(".dataset_name", ".dataset_name or 'a.json'"), f"--model_name_or_path m {words}")
+    assert f"Dataset.from_json({name})" in Path("project/data.py").read_text()
+
+
 @pytest.mark.parametrize(
     ("script", "words", "message"),
     [
@@ -796,7 +802,7 @@ def test_soft_losses_become_their_clip_with_the_parameters_that_they_have(option
             "",
             r"one call of RLOOTrainer or GRPOTrainer .* DPOTrainer \(line 2\)",
         ),
-        ("def f(:", "", r"script\.py: not valid Python"),
+        ("def f(:", "", r"script\.py: not valid Python .*\(script\.py, line 1\)"),
         (
             SMALL.format(options="").replace('"org/model"', "PeftModel.from_pretrained(base, path)"),
             "",
@@ -815,7 +821,7 @@ def test_soft_losses_become_their_clip_with_the_parameters_that_they_have(option
             "loss_type vespo with vllm_importance_sampling_mode token_mask: has no counterpart",
         ),
         (SMALL.format(options="steps_per_generation=3, gradient_accumulation_steps=2"), "", "make one a multiple"),
-        (AGENT, "", "does not show the model .*--model"),
+        (AGENT, "", r"does not show the model .*--model, or .* 'script\.py --model_name_or_path …'"),
         (
             AGENT,
             "--model_name_or_path m",

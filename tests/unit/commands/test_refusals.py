@@ -135,6 +135,10 @@ def cut(folder: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 
 
+def pointer(folder: Path) -> None:
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+
+
 def a_pipe(folder: Path) -> None:
     os.mkfifo(folder / "pipe.json")
 
@@ -193,6 +197,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     ),
     "artifacts.model_files._check_safetensors": (
         Case("model.safetensors: truncated or damaged", model=cut, checks=WEIGHTS),
+        Case("model.safetensors: only a pointer of Git LFS", model=pointer, checks=WEIGHTS),
     ),
     "artifacts.model_files.check_loading_info": (
         Case("model.norm.weight is missing", model=tensors(lambda held: held.pop("model.norm.weight")), checks=WEIGHTS),

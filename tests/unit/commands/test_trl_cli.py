@@ -195,6 +195,14 @@ def test_a_comma_between_the_words_of_an_option_belongs_to_none_of_them(words, v
     }
 
 
+@pytest.mark.parametrize("end", [" \\\n  ", " \\\r\n"])
+def test_a_command_over_several_lines_is_one_command(end) -> None:
+    words = "trl grpo", "--dataset_name org/data", "--reward_funcs accuracy_reward", "--model_name_or_path org/model"
+    printed(init_from_trl, Path("project"), end.join(words), None, False)
+    assert yaml.safe_load(Path("project/config/config.yaml").read_text())["model"] == {"name_or_path": "org/model"}
+    assert f"`rloo init --from-trl '{' '.join(words)}'`" in Path("project/README.md").read_text()
+
+
 def test_the_modules_of_an_adapter_may_have_commas_between_them() -> None:
     Path("grpo.yaml").write_text(COMMAND.replace("lora_target_modules: [q_proj]\n", ""))
     command = 'trl grpo --config grpo.yaml --lora_target_modules "q_proj", "v_proj"'

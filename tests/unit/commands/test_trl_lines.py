@@ -363,6 +363,7 @@ GRPOTrainer("org/model", length, config, load_dataset("org/data", split="train")
         ("c = config\nc.beta = 0.4\nconfig.temperature = config.beta", 0.4, 0.4),
         ("config.beta = 0.4\nconfig = GRPOConfig(beta=0.3)", 0.3, None),
         ("mixed(Other(), config)", 0.1, 0.4),
+        ("def off(c):\n    if 1 > 0: return\n    c.beta = 0.9\noff(config)", 0.1, None),
         ("config = GRPOConfig()", 0.0, None),  # the fields of another class are not read
     ],
 )
@@ -381,6 +382,10 @@ def test_lines_that_set_options_count_in_the_order_in_which_they_run_and_for_the
         "mine.tune(config)",
         "mine.tune(c=config)",
         "if mine.here(): tune(config)",
+        "done = mine.set_up(config)",
+        "vars(config)['beta'] = 0.5",
+        "config.__dict__['beta'] = 0.5",
+        "config.__dict__.update(beta=0.5)",
         "config.set_training(learning_rate=0.1)",
         "for name, value in options.items(): setattr(c, name, value)",
     ],

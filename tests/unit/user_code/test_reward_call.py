@@ -138,6 +138,15 @@ def test_an_exception_that_cannot_describe_itself_is_named_by_its_type(tmp_path)
     assert scored.errors == ["mine raised Odd: (its __str__ raised AttributeError) (mine.py, line 5)"]
 
 
+def test_a_function_of_one_completion_is_told_the_name_of_the_list(tmp_path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def mine(completion):\n    return 1.0\n")
+    with pytest.raises(
+        UserError, match=r"needs a column 'completion', .*; did you mean 'completions', the list of all"
+    ):
+        score(Reward(function=f"{file}:mine"), RewardBatch(["a"], ["a"], None, {"question": ["a"]}))
+
+
 def test_a_missing_column_is_compared_only_with_the_datasets_columns(tmp_path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def mine(solution):\n    return [1.0]\n")
