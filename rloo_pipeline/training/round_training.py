@@ -2,7 +2,6 @@
 
 import time
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -49,7 +48,6 @@ def train(
     engine: Engine,
     state: AlgorithmState,
     sampled: RoundTables,
-    prompts: Path | None = None,
     proof: RolloutProof | None = None,
 ) -> TrainedRound:
     """Runs the optimizer steps of a round on the engine's policy.
@@ -60,7 +58,6 @@ def train(
         engine: engine that holds the previous round's policy.
         state: algorithm state after the previous round.
         sampled: tables of all completions sampled in this round.
-        prompts: folder that the stage `prompts` wrote; only needed if prompts have images.
         proof: checks that the right policy sampled the rollouts; None if that is done.
 
     Raises:
@@ -70,7 +67,7 @@ def train(
         return _without_steps(config.algorithm, engine, state, sampled.rollouts)
     tables_used = sampled.take(chosen_rows(config, sampled))
     rollouts = tables_used.rollouts
-    sequences = round_data.sequences_of(rollouts, prompts, engine.policy)
+    sequences = round_data.sequences_of(rollouts, sampled.prompts, engine.policy)
     if config.rollout.router_replay:
         sequences = sequences._replace(experts=round_data.experts_of(rollouts))
     top_k, vocabulary = config.algorithm.teacher_top_k, engine.policy.vocabulary
@@ -90,7 +87,7 @@ def train(
                 old_logps = engine.logps(sequences, max_tokens, counter.advance)
             completions = completions._replace(old_logps=old_logps)
         if proof is not None and not proof.is_done:
-            _prove(engine, proof, completions, rollouts, prompts)
+            _prove(engine, proof, completions, rollouts)
         batch, state = make_batch(config.algorithm, config.rollout, completions, state)
         batch = with_choices(config.algorithm, batch, derive(config.seed, "clip_cov", round_))
         if top_k and tables_used.teacher is not None:
@@ -119,13 +116,11 @@ def _without_steps(algorithm: Algorithm, engine: Engine, state: AlgorithmState, 
     return TrainedRound(rollouts, batch, Record.empty(0), [], skipped, state, {}, 0.0)
 
 
-def _prove(
-    engine: Engine, proof: RolloutProof, completions: RoundTensors, rollouts: pa.Table, prompts: Path | None
-) -> None:
+def _prove(engine: Engine, proof: RolloutProof, completions: RoundTensors, rollouts: pa.Table) -> None:
     """Proves the rollouts before the first step, unless that step's own log-probs will do it."""
     old, sampling = completions.old_logps, completions.sampling_logps
     if sampling is None or proof.masked or engine.settings.uses_dropout:
-        proof.by_pass(engine, rollouts, prompts)
+        proof.by_pass(engine, rollouts)
     elif old is not None and old is not sampling:
         proof.by_logps(old, sampling, completions.mask, rollouts)
 
