@@ -114,36 +114,31 @@ class Engine:
         """Seeds dropout, differently on every rank, since the ranks have different micro-batches."""
         torch.manual_seed(derive(seed, "dropout", self.rank.number))
 
-    def logps(
-        self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None], dropout: bool = True
-    ) -> Tensor:
+    def logps(self, sequences: Sequences, advance: Callable[[int], None], dropout: bool = True) -> Tensor:
         """Computes log-probs of the sampled tokens under the current policy, without gradient, split over the ranks.
 
         Dropout is active if it is active in optimizer steps; otherwise a ratio would compare two different policies.
 
         Args:
             sequences: prompts and completions; the same on every rank.
-            max_tokens: tokens per micro-batch.
             advance: called with the number of finished sequences.
             dropout: False turns dropout off.
 
         Returns:
             [sequences, most sampled tokens] float32 on the CPU, the same on every rank; 0 at padding.
         """
-        return self._forward(sequences, max_tokens, advance, dropout, entropies=False)[0]
+        return self._forward(sequences, advance, dropout, entropies=False)[0]
 
-    def logps_and_entropies(self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None]) -> Tensor:
+    def logps_and_entropies(self, sequences: Sequences, advance: Callable[[int], None]) -> Tensor:
         """As `logps`, followed by the entropies of the distributions in nats: [2, sequences, most sampled tokens]."""
-        return self._forward(sequences, max_tokens, advance, dropout=True, entropies=True)
+        return self._forward(sequences, advance, dropout=True, entropies=True)
 
-    def _forward(
-        self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None], dropout: bool, entropies: bool
-    ) -> Tensor:
+    def _forward(self, sequences: Sequences, advance: Callable[[int], None], dropout: bool, entropies: bool) -> Tensor:
         """[1 or 2, sequences, most sampled tokens]: log-probs, and optionally entropies."""
         values = torch.zeros(1 + entropies, len(sequences.prompts), max(sequences.sampled()), device=self.device)
         self.engine.train(dropout and self.settings.uses_dropout)
         with torch.no_grad():
-            for rows in self._own_micro_batches(sequences, range(len(sequences.prompts)), max_tokens):
+            for rows in self._own_micro_batches(sequences, range(len(sequences.prompts))):
                 pack = sequences.pick(rows or [0], self.group).to(self.device)
                 outputs: TokenOutputs = self.engine(pack, entropies=entropies)
                 if rows:
@@ -154,11 +149,12 @@ class Engine:
         self.engine.train()
         return self.sum_over_ranks(values)
 
-    def _own_micro_batches(self, sequences: Sequences, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
+    def _own_micro_batches(self, sequences: Sequences, rows: Sequence[int]) -> list[list[int]]:
         """The micro-batches of this rank's group. Every group gets the same number (some empty), since each pass is
         collective.
         """
-        batches = self.form.micro_batches(sequences, rows, max_tokens, self.group.streams)
+        most = self.settings.deepspeed.micro_batch_tokens
+        batches = self.form.micro_batches(sequences, rows, most, self.group.streams)
         missing = -len(batches) % self.group.streams
         return [*batches, *([[]] * missing)][self.group.stream :: self.group.streams]
 
@@ -166,7 +162,6 @@ class Engine:
         self,
         sequences: Sequences,
         rows: Sequence[int],
-        max_tokens: int,
         loss_of: LossOf,
         advance: Callable[[int], None],
         before_change: Callable[[], None] | None = None,
@@ -178,7 +173,6 @@ class Engine:
         Args:
             sequences: prompts and completions of the round; the same on every rank.
             rows: indices of this step's sequences.
-            max_tokens: tokens per micro-batch.
             loss_of: returns the contribution of some rows to the loss, already divided by the step's denominator.
             advance: called with the number of finished sequences.
             before_change: called between the backward pass and the change of weights.
@@ -191,7 +185,7 @@ class Engine:
         """
         for group in self.engine.optimizer.param_groups:
             group["lr"] = self.settings.learning_rate.at_step(self.step_count)
-        batches = self._own_micro_batches(sequences, rows, max_tokens)
+        batches = self._own_micro_batches(sequences, rows)
         loss = self._backward(sequences, batches, rows[0], loss_of, advance)
         if before_change is not None:
             before_change()

@@ -74,17 +74,16 @@ def train(
     # A cached engine and a freshly loaded one have drawn different random numbers so far; reseeding makes them agree.
     engine.seed_dropout(derive(config.seed, "update", round_))
     engine.experts.reset()
-    max_tokens = config.deepspeed.micro_batch_tokens
     passes = config.algorithm.num_iterations + config.algorithm.needs_old_pass
     start = time.monotonic()
     with counting("update", passes * len(sequences.prompts)) as counter:
         completions = round_data.completions_of(config.algorithm, tables_used, config.rollout.cut_by, vocabulary)
         if config.algorithm.needs_old_pass:
             if config.algorithm.top_entropy_quantile < 1:
-                old_logps, entropies = engine.logps_and_entropies(sequences, max_tokens, counter.advance)
+                old_logps, entropies = engine.logps_and_entropies(sequences, counter.advance)
                 completions = completions._replace(entropies=entropies)
             else:
-                old_logps = engine.logps(sequences, max_tokens, counter.advance)
+                old_logps = engine.logps(sequences, counter.advance)
             completions = completions._replace(old_logps=old_logps)
         if proof is not None and not proof.is_done:
             _prove(engine, proof, completions, rollouts)
@@ -93,7 +92,7 @@ def train(
         if top_k and tables_used.teacher is not None:
             candidates = round_data.candidates_of(tables_used.teacher, top_k, vocabulary)
             sequences = sequences._replace(candidates=candidates)
-        record, steps, skipped = _steps(config, round_, engine, sequences, batch, max_tokens, counter, proof, rollouts)
+        record, steps, skipped = _steps(config, round_, engine, sequences, batch, counter, proof, rollouts)
     if skipped:
         say(
             f"round {round_}: skipped {skipped} of {skipped + len(steps)} optimizer steps, because all of their "
@@ -136,7 +135,6 @@ def _steps(
     engine: Engine,
     sequences: Sequences,
     batch: Batch,
-    max_tokens: int,
     counter: Counter,
     proof: RolloutProof | None,
     rollouts: pa.Table,
@@ -172,7 +170,7 @@ def _steps(
             prove = None
             if proof is not None and not proof.is_done:
                 prove = partial(proof.by_first_step, engine, record, lengths, rollouts)
-            loss = engine.step(sequences, unmasked, max_tokens, loss_of, counter.advance, prove)
+            loss = engine.step(sequences, unmasked, loss_of, counter.advance, prove)
             steps.append((loss, engine.grad_norm))
     return Record(*(engine.sum_over_ranks(values) for values in record)), steps, skipped
 
