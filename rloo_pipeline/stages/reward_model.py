@@ -106,7 +106,7 @@ def train(engine: RewardEngine, section: RewardModel, pairs: Pairs, steps: int, 
                 return loss.sum() / section.batch_size
 
             rows = [row for pair in chosen for row in (2 * pair, 2 * pair + 1)]
-            losses.append(engine.step(pairs.sequences, rows, loss_of, lambda _: None))
+            losses.append(engine.step(pairs.sequences, rows, loss_of))
             counter.advance()
     return losses
 

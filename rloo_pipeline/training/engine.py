@@ -44,6 +44,7 @@ from rloo_pipeline.training.settings import TrainerSettings
 from rloo_pipeline.transformers_internals import optional_parts
 
 T = TypeVar("T")
+Advance = Callable[[int], None]
 
 
 class Engine:
@@ -114,7 +115,7 @@ class Engine:
         """Seeds dropout, differently on every rank, since the ranks have different micro-batches."""
         torch.manual_seed(derive(seed, "dropout", self.rank.number))
 
-    def logps(self, sequences: Sequences, advance: Callable[[int], None], dropout: bool = True) -> Tensor:
+    def logps(self, sequences: Sequences, advance: Advance = lambda _: None, dropout: bool = True) -> Tensor:
         """Computes log-probs of the sampled tokens under the current policy, without gradient, split over the ranks.
 
         Dropout is active if it is active in optimizer steps; otherwise a ratio would compare two different policies.
@@ -129,11 +130,11 @@ class Engine:
         """
         return self._forward(sequences, advance, dropout, entropies=False)[0]
 
-    def logps_and_entropies(self, sequences: Sequences, advance: Callable[[int], None]) -> Tensor:
+    def logps_and_entropies(self, sequences: Sequences, advance: Advance = lambda _: None) -> Tensor:
         """As `logps`, followed by the entropies of the distributions in nats: [2, sequences, most sampled tokens]."""
         return self._forward(sequences, advance, dropout=True, entropies=True)
 
-    def _forward(self, sequences: Sequences, advance: Callable[[int], None], dropout: bool, entropies: bool) -> Tensor:
+    def _forward(self, sequences: Sequences, advance: Advance, dropout: bool, entropies: bool) -> Tensor:
         """[1 or 2, sequences, most sampled tokens]: log-probs, and optionally entropies."""
         values = torch.zeros(1 + entropies, len(sequences.prompts), max(sequences.sampled()), device=self.device)
         self.engine.train(dropout and self.settings.uses_dropout)
@@ -163,7 +164,7 @@ class Engine:
         sequences: Sequences,
         rows: Sequence[int],
         loss_of: LossOf,
-        advance: Callable[[int], None],
+        advance: Advance = lambda _: None,
         before_change: Callable[[], None] | None = None,
     ) -> float:
         """Takes one optimizer step on `rows`, split over the ranks.
@@ -208,7 +209,7 @@ class Engine:
         batches: list[list[int]],
         filler: int,
         loss_of: LossOf,
-        advance: Callable[[int], None] | None,
+        advance: Advance | None,
     ) -> Tensor:
         """Accumulates this rank's gradients and returns its share of the loss; an empty batch runs row `filler`
         instead.

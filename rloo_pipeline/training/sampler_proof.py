@@ -232,7 +232,7 @@ class RolloutProof:
             return
         chosen = self._chosen(rollouts)
         sequences = round_data.sequences_of(chosen, self.prompts, engine.policy)
-        logps = engine.logps(sequences, lambda _: None, dropout=False)
+        logps = engine.logps(sequences, dropout=False)
         lengths = sequences.sampled()
         self._require_lists(chosen, [row[:length].tolist() for row, length in zip(logps, lengths, strict=True)])
 

@@ -65,7 +65,7 @@ def _step(engine: Engine, sequences: Sequences, rows: Sequence[int]) -> float:
     def loss_of(_: Sequence[int], logps: Tensor, mask: Tensor, __: Tensor) -> Tensor:
         return -(logps * mask).sum() / tokens
 
-    return engine.step(sequences, rows, loss_of, lambda _: None)
+    return engine.step(sequences, rows, loss_of)
 
 
 def rows_of_step(count: int, size: int, step: int, seed: int) -> list[int]:

@@ -64,7 +64,7 @@ def main(model: Path, output: Path) -> None:
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(4, 20, (8, LENGTH), generator=generator).tolist()
     sequences = Sequences([row[: 4 + i] for i, row in enumerate(ids)], [row[4 + i :] for i, row in enumerate(ids)])
-    data = completions_of(sequences, engine.logps(sequences, lambda _: None))
+    data = completions_of(sequences, engine.logps(sequences))
     gradients: list[torch.Tensor] = []
 
     def keep() -> None:
@@ -81,7 +81,7 @@ def main(model: Path, output: Path) -> None:
         for size in (8, 4, 1):
             loss_of = StepLoss(algorithm, batch, ROWS, rollout.max_completion_length, Record.empty(8, engine.device))
             use_micro_batches(engine, size * LENGTH)
-            loss = engine.step(sequences, ROWS, loss_of, lambda _: None)
+            loss = engine.step(sequences, ROWS, loss_of)
             all_gradients[name, size] = (loss, gradients.pop())
     if engine.rank.first:
         torch.save(all_gradients, output)

@@ -65,7 +65,7 @@ def measured(folder: Path, case: str, split: bool) -> dict[str, Any]:
         temperature=0.8, sequence_parallel=size if split else 1, max_tokens_per_micro_batch=TOKENS, **changes
     )
     engine = Engine(Policy(folder / kind), settings, 0)
-    old = engine.logps(SEQUENCES, lambda _: None)
+    old = engine.logps(SEQUENCES)
     gradients: list[torch.Tensor] = []
 
     def keep() -> None:
@@ -86,7 +86,7 @@ def measured(folder: Path, case: str, split: bool) -> dict[str, Any]:
     def loss_of(rows: Any, logps: torch.Tensor, mask: torch.Tensor, entropy: torch.Tensor, others: torch.Tensor) -> Any:
         return of_policy(rows, logps, mask, entropy) + 1e-3 * (others.exp() * mask.unsqueeze(-1)).sum()
 
-    loss = engine.step(SEQUENCES, range(8), loss_of, lambda _: None)
+    loss = engine.step(SEQUENCES, range(8), loss_of)
     found = {
         "log-probs": old,
         "loss": torch.tensor(loss),

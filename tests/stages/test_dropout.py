@@ -29,11 +29,11 @@ def log_probs(engine: Engine) -> list[torch.Tensor]:
         in_step.extend((logps.detach().clone(), entropy.clone()))
         return (logps * mask).sum()
 
-    old = [engine.logps(SEQUENCES, lambda _: None) for _ in range(2)]
+    old = [engine.logps(SEQUENCES) for _ in range(2)]
     use_micro_batches(engine, 1)
-    logps, entropies = engine.logps_and_entropies(SEQUENCES, lambda _: None)
+    logps, entropies = engine.logps_and_entropies(SEQUENCES)
     use_micro_batches(engine, 100)
-    engine.step(SEQUENCES, range(2), loss_of, lambda _: None)
+    engine.step(SEQUENCES, range(2), loss_of)
     return [*old, logps, in_step[0], entropies, in_step[1]]
 
 

@@ -100,7 +100,7 @@ def plain_loop(folder: Path, name: str, dtype: str) -> dict[str, Tensor]:
 
 def steps(engine: Engine, count: int) -> None:
     for _ in range(count):
-        engine.step(SEQUENCES, range(len(IDS)), loss_of, lambda _: None)
+        engine.step(SEQUENCES, range(len(IDS)), loss_of)
 
 
 @pytest.fixture(scope="module")

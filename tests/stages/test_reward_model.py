@@ -93,7 +93,7 @@ def test_packed_rewards_and_a_step_on_pairs_are_those_of_plain_transformers(
     monkeypatch.setattr(torch.autograd.graph, "save_on_cpu", lambda pinned: used.append(pinned) or to_host(pinned))
     settings = trainer_settings(max_grad_norm=1e9, gradient_checkpointing="offload", max_tokens_per_micro_batch=100)
     engine = RewardEngine(model, settings, seed=1)
-    rewards = engine.logps(data.sequences, lambda _: None)[:, 0]
+    rewards = engine.logps(data.sequences)[:, 0]
     engine.save_policy(tmp_path / "model")
     asked = [row["prompt"] for row in rows]
     plain = [

@@ -43,7 +43,7 @@ def test_a_step_asks_for_values_only_after_its_last_micro_batch(tiny_model, monk
     monkeypatch.setattr(get_accelerator(), "synchronize", lambda *_: events.append("synchronize"))
     if zero_stage < 3:  # as on a GPU; the streams of ZeRO 3 are None on a CPU
         monkeypatch.setattr(get_accelerator(), "resolves_data_dependency", lambda: False)
-    engine.step(SEQUENCES, range(2), loss_of, lambda _: None)  # in which ZeRO 3 compares the modules of its ranks
+    engine.step(SEQUENCES, range(2), loss_of)  # in which ZeRO 3 compares the modules of its ranks
     events.clear()
     with Asked(events):
         engine.step(SEQUENCES, range(2), loss_of, lambda rows: events.append(f"micro-batch of {rows}"))

@@ -214,7 +214,7 @@ def deepspeed(task: Task, folder: Path) -> list[float]:
     sequences, rows, most, loss_of = _ours(task)
     keys = {"gradient_checkpointing": SIZES[task.size].checkpointing, "max_tokens_per_micro_batch": most}
     engine = Engine(Policy(folder / "model"), shapes.settings(RATE, dtype=task.dtype, **keys), 0)
-    seconds = _timed(task, lambda: engine.step(sequences, rows, loss_of, lambda _: None))
+    seconds = _timed(task, lambda: engine.step(sequences, rows, loss_of))
     engine.close()
     return seconds
 

@@ -87,7 +87,7 @@ def rank(model: Path, output: Path) -> None:
     def loss_of(rows: Sequence[int], logps: torch.Tensor, mask: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
         return -((logps * mask).sum(-1) * torch.tensor([rewards[row] for row in rows])).sum()
 
-    engine.step(sequences, range(len(completions)), loss_of, lambda _: None)
+    engine.step(sequences, range(len(completions)), loss_of)
     began = time.monotonic()
     engine.save_policy(output)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
