@@ -26,6 +26,8 @@ class RoundFiles(NamedTuple):
     scores: Sequence[Path]
     reference: Sequence[Path] = ()
     teacher: Sequence[Path] = ()
+    prompts: Path | None = None
+    """Folder that the stage `prompts` wrote; only needed if prompts have images."""
 
     def used(self, config: Config) -> RoundFiles:
         """The files that an update reads.
@@ -52,13 +54,15 @@ class RoundTables(NamedTuple):
     teacher: pa.Table | None = None
     refilled: int = 0
     """Number of rows at the end that the refill sampled."""
+    prompts: Path | None = None
+    """See `RoundFiles`."""
 
     def take(self, rows: list[int]) -> RoundTables:
         """The given rows of every table."""
         if rows == list(range(len(self.rollouts))):
             return self
         reference, teacher = (None if table is None else table.take(rows) for table in (self.reference, self.teacher))
-        return RoundTables(self.rollouts.take(rows), self.scores.take(rows), reference, teacher)
+        return RoundTables(self.rollouts.take(rows), self.scores.take(rows), reference, teacher, prompts=self.prompts)
 
 
 def files_of(folder: Path, kind: str, settings: Rollout) -> list[Path]:
@@ -107,6 +111,7 @@ def read(files: RoundFiles, vocabulary: int | None = None, **expected: object) -
         _logps_of_fixed_model(rollouts, files.reference, "reference"),
         _logps_of_fixed_model(rollouts, files.teacher, "teacher"),
         sum(len(table) for table, path in zip(rollouts, files.rollouts, strict=True) if path.parent.name == REFILL),
+        files.prompts,
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.before_run.memory import GB, RunMemory, total
-from rloo_pipeline.config import Config, Offload
+from rloo_pipeline.config import Config, Deepspeed, Offload
 from rloo_pipeline.config.loading import flow
 from rloo_pipeline.config.section import BY_RUN
 from rloo_pipeline.rollout.engine_arguments import VisibleGpu
@@ -34,9 +34,10 @@ def nearest_update(config: Config, shape: ModelDims, room: float) -> str:
                 return changes
         return None
 
-    nearest, offload, processes = first(_changes(config)), None, config.deepspeed.processes
-    if nearest is None or nearest.get("deepspeed.processes", processes) > processes:
-        offload = first(_offloads(config))
+    deepspeed, longest = config.deepspeed, config.longest_sequence
+    nearest, offload = first(_changes(deepspeed, longest)), None
+    if nearest is None or nearest.get("deepspeed.processes", deepspeed.processes) > deepspeed.processes:
+        offload = first(_offloads(deepspeed, longest))
     if nearest is None and offload is None:
         return "no setting that was tried would fit: use cards with more memory, LoRA (update.lora), or a smaller model"
     advice = [] if nearest is None else [_as_yaml(nearest)]
@@ -52,12 +53,11 @@ def _as_yaml(changes: dict[str, Any]) -> str:
     return flow(changes | dumped)[1:-1]  # without the braces
 
 
-def _changes(config: Config) -> Iterator[dict[str, Any]]:
+def _changes(deepspeed: Deepspeed, longest: int) -> Iterator[dict[str, Any]]:
     """Changes to try: checkpointing, which costs a third more time; then smaller micro-batches, sequences split over
     processes, and more cards.
     """
-    longest = config.longest_sequence
-    sizes = [size for n in range(1, 8) if (size := config.deepspeed.micro_batch_tokens >> n) > longest]
+    sizes = [size for n in range(1, 8) if (size := deepspeed.micro_batch_tokens >> n) > longest]
     smaller = [{MICRO_BATCH: size} for size in [*sizes, longest]]
     yield CHECKPOINTING
     yield from smaller
@@ -66,19 +66,17 @@ def _changes(config: Config) -> Iterator[dict[str, Any]]:
     yield from split
     for processes in (2, 4, 8):
         for stage in (1, 2, 3):
-            if processes >= config.deepspeed.processes and stage >= config.deepspeed.zero_stage:
+            if processes >= deepspeed.processes and stage >= deepspeed.zero_stage:
                 more = {"deepspeed.processes": processes, "deepspeed.zero_stage": stage}
                 yield from _with_fewer_activations(more, longest)
                 yield from (more | change for change in split)
 
 
-def _offloads(config: Config) -> Iterator[dict[str, Any]]:
+def _offloads(deepspeed: Deepspeed, longest: int) -> Iterator[dict[str, Any]]:
     """Changes to try with the same GPUs: the optimizer in host memory, then the weights too."""
     for stage, offload in ((2, Offload(optimizer="cpu")), (3, Offload(optimizer="cpu", parameters="cpu"))):
-        if stage >= config.deepspeed.zero_stage:
-            yield from _with_fewer_activations(
-                {"deepspeed.offload": offload, "deepspeed.zero_stage": stage}, config.longest_sequence
-            )
+        if stage >= deepspeed.zero_stage:
+            yield from _with_fewer_activations({"deepspeed.offload": offload, "deepspeed.zero_stage": stage}, longest)
 
 
 def is_allowed(config: Config) -> bool:

@@ -106,12 +106,6 @@ def tokens_saved(runs: RunSet, prompts: int) -> float:
     return _saved(runs, of_group)
 
 
-def _scorers(config: Config, shape: ModelDims, teacher: ModelDims | None) -> dict[str, ModelDims]:
-    """The models of the stages that compute log-probs of a round, by stage."""
-    reference = {"reference": shape} if config.uses_reference else {}
-    return reference | ({} if teacher is None else {"teacher": teacher})
-
-
 def disk(run: RunMemory) -> dict[str, float]:
     """Bytes on disk: what remains when the run is done, and what is temporary."""
     config = run.config
@@ -168,6 +162,31 @@ class GpuEstimate(NamedTuple):
         """The memory that its stages take on a card."""
         return RunMemory(self.config, self.shape)
 
+    @property
+    def _scorers(self) -> dict[str, ModelDims]:
+        """The models of the stages that compute log-probs of a round, by stage."""
+        reference = {"reference": self.shape} if self.config.uses_reference else {}
+        return reference | ({} if self.teacher is None else {"teacher": self.teacher})
+
+    @property
+    def _passes(self) -> float:
+        """Cost of a round's update in units of forward passes: forward, gradients of activations, gradients of weights.
+
+        With an adapter, base weights get no gradients. Recomputing activations is one more forward pass.
+        """
+        config = self.config
+        each = (3 if config.update.lora is None else 2) + config.deepspeed.recomputes
+        return config.algorithm.num_iterations * each + config.algorithm.needs_old_pass
+
+    @property
+    def _packed_tokens(self) -> float:
+        """Number of tokens that a round trains on."""
+        return self.config.rollout.generation_batch_size * memory.packed_length(self.config)
+
+    def _attention(self, dims: ModelDims, completions: float) -> float:
+        """FLOPs of attention in a forward pass over completions; each token attends to all earlier ones."""
+        return 2.0 * completions * dims.layers * dims.heads * self.config.longest_sequence**2
+
     def fits(self) -> Iterator[Fit]:
         """Checks whether each GPU stage fits on the card."""
         config, shape, gpu = self.config, self.shape, _gpu(self.card)
@@ -175,7 +194,7 @@ class GpuEstimate(NamedTuple):
         terms = self.memory.update()
         fits = memory.total(terms) <= room
         yield Fit("update", terms, fits, partial(advice.nearest_update, config, shape, room))
-        for stage, dims in _scorers(config, shape, self.teacher).items():
+        for stage, dims in self._scorers.items():
             terms = RunMemory(config, dims).reference()
             yield Fit(stage, terms, memory.total(terms) <= room, advice.nearest_forward)
         terms = self.memory.rollout(gpu)
@@ -207,16 +226,16 @@ class GpuEstimate(NamedTuple):
         starts["update"] += speeds.at(speeds.BETWEEN, pace)
         flops = self.card.teraflops * 1e12 * speeds.at(speeds.TRAINING, pace)
         trained = rounds * config.rollout.generation_batch_size
-        work = 2.0 * shape.parameters * _packed_tokens(config) * rounds + _attention(config, shape, trained)
-        work *= _passes(config) / flops
+        work = 2.0 * shape.parameters * self._packed_tokens * rounds + self._attention(shape, trained)
+        work *= self._passes / flops
         seconds = {
             "rollout": self._decoding_seconds(pace) + starts["rollout"] * shards * engines * rounds,
             "update": work + (self._offload_seconds(pace) + starts["update"]) * rounds * config.deepspeed.processes,
         }
         seconds["rollout"] *= config.sampler_gpus / engines
         scored = counts["completions"] * config.dataset.max_prompt_length + counts["completion tokens"]
-        for stage, dims in _scorers(config, shape, self.teacher).items():
-            seconds[stage] = (2.0 * dims.parameters * scored + _attention(config, dims, counts["completions"])) / flops
+        for stage, dims in self._scorers.items():
+            seconds[stage] = (2.0 * dims.parameters * scored + self._attention(dims, counts["completions"])) / flops
             seconds[stage] += starts["reference"] * shards * rounds * config.deepspeed.forward_processes
         return {stage: value / 3600 for stage, value in seconds.items()}
 
@@ -245,9 +264,9 @@ class GpuEstimate(NamedTuple):
             seconds += steps * learned * (6 / link + 28 / speeds.at(speeds.HOST_ADAM, pace))
         seconds += steps * 2 * memory.total(self.memory.on_disk()) / speeds.at(speeds.DISK, pace)
         if deepspeed.offload.parameters is not None:  # ZeRO 3 gathers all weights in each pass of each micro-batch
-            share = _packed_tokens(self.config) / deepspeed.processes * deepspeed.sequence_parallel
+            share = self._packed_tokens / deepspeed.processes * deepspeed.sequence_parallel
             batches = max(1.0, share / deepspeed.micro_batch_tokens)
-            seconds += batches * _passes(self.config) * self.memory.weights / deepspeed.processes / link
+            seconds += batches * self._passes * self.memory.weights / deepspeed.processes / link
         return seconds
 
 
@@ -286,25 +305,6 @@ def reward_model(config: Config, shape: ModelDims, room: float, card: Card | Non
     work = 2.0 * dims.parameters * tokens * passes / (card.teraflops * 1e12 * speeds.TRAINING.typical)
     seconds = work + speeds.STARTS["update"].typical * config.deepspeed.processes
     return RewardModelCost(terms, tokens, seconds / 3600, problem)
-
-
-def _passes(config: Config) -> float:
-    """Cost of a round's update in units of forward passes: forward, gradients of activations, gradients of weights.
-
-    With an adapter, base weights get no gradients. Recomputing activations is one more forward pass.
-    """
-    each = (3 if config.update.lora is None else 2) + config.deepspeed.recomputes
-    return config.algorithm.num_iterations * each + config.algorithm.needs_old_pass
-
-
-def _attention(config: Config, shape: ModelDims, completions: float) -> float:
-    """FLOPs of attention in a forward pass over completions; each token attends to all earlier ones."""
-    return 2.0 * completions * shape.layers * shape.heads * config.longest_sequence**2
-
-
-def _packed_tokens(config: Config) -> float:
-    """Number of tokens that a round trains on."""
-    return config.rollout.generation_batch_size * memory.packed_length(config)
 
 
 def minutes(seconds: float) -> str:

@@ -5,11 +5,11 @@ driver.
 import ctypes
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 from rloo_pipeline.before_run.findings import Finding
+from rloo_pipeline.runtime.command_output import output_of
 
 OLDEST = (1, 1)
 """First Apptainer version that needs only user namespaces, not setuid."""
@@ -41,7 +41,7 @@ def findings(image: str) -> Iterator[Finding]:
         "share; a run without --sdm apptainer needs none: ask with --no-image",
     )
     if runs.ok and exists and program:
-        lock = _output(program, "exec", image, "cat", LOCK)
+        lock = output_of(program, "exec", image, "cat", LOCK, seconds=TIMEOUT)
         if lock is None:  # if it runs, Apptainer has namespaces (perhaps by AppArmor) or setuid
             yield namespaces()
         yield from cuda(lock, driver())
@@ -52,7 +52,7 @@ def apptainer(program: str | None) -> Finding:
     fix = "load its module (module avail apptainer), or ask for Apptainer 1.1 or newer; without it, leave out --sdm"
     if program is None:
         return Finding("apptainer", False, "not on the PATH", fix)
-    output = _output(program, "--version") or ""
+    output = output_of(program, "--version", seconds=TIMEOUT) or ""
     version = re.search(r"(\d+)\.(\d+)\S*", output)
     if version is None:
         return Finding("apptainer", False, f"{program} does not start ({output.strip()[:80]})", fix)
@@ -65,7 +65,7 @@ def namespaces(system: Path = SYSTEM) -> Finding:
     blame.
     """
     unshare = shutil.which("unshare")
-    if unshare and _output(unshare, "--user", "--map-root-user", "true") is not None:
+    if unshare and output_of(unshare, "--user", "--map-root-user", "true") is not None:
         return Finding("user namespaces", True, "allowed")
     for file, bad in (
         ("user/max_user_namespaces", "0"),
@@ -132,12 +132,3 @@ def driver() -> tuple[int, int] | None:
     if library.cuDriverGetVersion(ctypes.byref(version)) != 0:
         return None
     return version.value // 1000, version.value % 1000 // 10
-
-
-def _output(*command: str) -> str | None:
-    """Standard output of a command; None if it fails."""
-    try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return None if process.returncode else process.stdout

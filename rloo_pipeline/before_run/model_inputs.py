@@ -157,15 +157,6 @@ def check_teacher(config: Config, teacher: Policy, student: Policy) -> None:
         )
 
 
-def check_reward_model(config: Config, model: Policy) -> None:
-    """Checks that a reward model can be trained from a causal language model.
-
-    Raises:
-        UserError: as for `check_model`.
-    """
-    check_model(config.of_reward_model.override({"update.lora": None}), model)
-
-
 def check_images(dataset: Dataset, hf_config: dict[str, Any], path: str) -> None:
     """Checks that a run with images has an image model that training supports.
 

@@ -35,11 +35,11 @@ def _update(config: Config, arguments: argparse.Namespace) -> None:
     from rloo_pipeline.artifacts.round_tables import RoundFiles
     from rloo_pipeline.stages.update import UpdateOutputs, update
 
-    inputs = RoundFiles(arguments.rollouts, arguments.scores, arguments.reference, arguments.teacher)
+    tables = arguments.rollouts, arguments.scores, arguments.reference, arguments.teacher
     outputs = UpdateOutputs(arguments.output, arguments.metrics, arguments.events, arguments.table)
     policies = (arguments.policy, arguments.sampler or arguments.policy)
-    more = (arguments.prompts, arguments.checks)
-    update(config, arguments.round_, *policies, arguments.trainer, inputs, outputs, *more)
+    inputs = RoundFiles(*tables, arguments.prompts)
+    update(config, arguments.round_, *policies, arguments.trainer, inputs, outputs, arguments.checks)
 
 
 def _restore_policy(arguments: argparse.Namespace) -> None:
@@ -49,8 +49,7 @@ def _restore_policy(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.artifacts.policy import Policy
     from rloo_pipeline.stages.update import restore
 
-    prompts = run / "prompts" if config.dataset.image_column else None
-    restore(config, Policy(arguments.output, config.model.trust_remote_code), run / "trainer", prompts)
+    restore(config, Policy(arguments.output, config.model.trust_remote_code), run / "trainer")
 
 
 def _gate(arguments: argparse.Namespace) -> None:

@@ -5,13 +5,13 @@ result.
 import importlib.metadata
 import os
 import platform
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from rloo_pipeline.artifacts.files import sha256
 from rloo_pipeline.runtime import installation
+from rloo_pipeline.runtime.command_output import output_of
 from rloo_pipeline.version import __version__
 
 PACKAGES = (
@@ -70,8 +70,5 @@ def _git(*arguments: str) -> str | None:
     clone = installation.clone()
     if clone is None:
         return None
-    command = ["git", "-C", str(clone), *arguments]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
+    output = output_of("git", "-C", str(clone), *arguments)
+    return None if output is None else output.strip()

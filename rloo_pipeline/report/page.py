@@ -115,17 +115,17 @@ def drawn_charts(
     drawn = [(chart, figure(chart, rounds)) for chart in charts(config)]
     if held_out or len(evaluations) > 2:
         chart = EACH_ROUND if held_out else BY_ROUND
-        drawn.insert(0, (chart, figure(chart, by_round(config, evaluations, held_out))))
+        drawn.insert(0, (chart, figure(chart, by_round(config.evaluated, evaluations, held_out))))
     return drawn
 
 
 def by_round(
-    config: Config, evaluations: Mapping[str, JSON], held_out: Sequence[JSON] = ()
+    evaluated: Mapping[str, int], evaluations: Mapping[str, JSON], held_out: Sequence[JSON]
 ) -> list[dict[str, float | None]]:
     """Held-out accuracy as rows of metrics, one per policy.
 
     Args:
-        config: the section `report`.
+        evaluated: number of the evaluated policy, by the name of the evaluation.
         evaluations: evaluations by name.
         held_out: accuracies on the first problems, of the policy before each round. If there are any, the interval is
             theirs.
@@ -134,7 +134,7 @@ def by_round(
     for name, evaluation in evaluations.items():
         greedy = evaluation["greedy"]
         row = {"accuracy": evaluation["accuracy"], "greedy": greedy["accuracy"] if greedy else None}
-        rows[config.evaluated[name]] = row if held_out else row | _interval(evaluation)
+        rows[evaluated[name]] = row if held_out else row | _interval(evaluation)
     for measured in held_out:
         row = {"each_round": measured["accuracy"], **_interval(measured)}
         rows[measured["policy"]] = rows.get(measured["policy"], {}) | row

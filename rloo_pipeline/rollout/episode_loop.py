@@ -88,10 +88,7 @@ class EpisodeRecord:
     def columns(self) -> dict[str, Any]:
         """The episode's columns in the rollouts table, without those of its prompt and its index."""
         return {
-            "completion_ids": self.ids,
-            "completion": self.text,
-            "sampling_logps": self.logps,
-            "finish_reason": self.finish_reason,
+            **Completion(self.ids, self.text, self.logps, self.finish_reason).columns(),
             "loss_mask": self.mask,
             "turns": self.turns,
             "messages": json.dumps(self.messages, ensure_ascii=False),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
-import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import WeakSet
+
+from rloo_pipeline.runtime.command_output import output_of
 
 if TYPE_CHECKING:
     import torch
@@ -206,8 +207,4 @@ def card() -> str:
 
 def nvidia_smi(*options: str) -> list[str]:
     """Lines that nvidia-smi prints; empty if it fails. It does not open a CUDA context."""
-    try:
-        output = subprocess.run(["nvidia-smi", *options], capture_output=True, text=True, check=True, timeout=30).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return output.strip().splitlines()
+    return (output_of("nvidia-smi", *options) or "").strip().splitlines()

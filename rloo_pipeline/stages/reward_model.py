@@ -67,10 +67,9 @@ def reward_model(config: Config, assets: Path, prompts: Path, model: Path, outpu
     )
     settings = TrainerSettings.of_section(config, schedule, steps)
     engine = RewardEngine(start, settings, derive(config.seed, "reward model"))
-    max_tokens = config.deepspeed.micro_batch_tokens
-    losses = train(engine, section, trained, steps, max_tokens, config.seed)
+    losses = train(engine, section, trained, steps, config.seed)
     with counting("held-out conversations", len(held_out.lengths)) as counter:
-        rewards = engine.logps(held_out.sequences, max_tokens, counter.advance)[:, 0].double().numpy()
+        rewards = engine.logps(held_out.sequences, counter.advance)[:, 0].double().numpy()
     digest = engine.save_policy(model, seed=config.seed, assets=lineage.assets_digest(assets))
     if engine.rank.first:
         measured = pair_checks.measures(
@@ -91,9 +90,7 @@ def reward_model(config: Config, assets: Path, prompts: Path, model: Path, outpu
     engine.close()
 
 
-def train(
-    engine: RewardEngine, section: RewardModel, pairs: Pairs, steps: int, max_tokens: int, seed: int
-) -> list[float]:
+def train(engine: RewardEngine, section: RewardModel, pairs: Pairs, steps: int, seed: int) -> list[float]:
     """Takes the optimizer steps; returns the mean loss of each."""
     order = derive(seed, "reward model", "order")
     margins = torch.tensor(pairs.margins, dtype=torch.float32)
@@ -109,7 +106,7 @@ def train(
                 return loss.sum() / section.batch_size
 
             rows = [row for pair in chosen for row in (2 * pair, 2 * pair + 1)]
-            losses.append(engine.step(pairs.sequences, rows, max_tokens, loss_of, lambda _: None))
+            losses.append(engine.step(pairs.sequences, rows, loss_of))
             counter.advance()
     return losses
 

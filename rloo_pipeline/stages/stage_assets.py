@@ -42,10 +42,9 @@ def stage_assets(config: Config, output: Path) -> None:
             teacher, assets[asset] = _model(of_teacher, temporary, output, distillation.key_of(name), asset)
             model_inputs.check_teacher(of_teacher, teacher, student)
         if config.reward_model is not None and config.reward_model.own_source:
-            start, assets["reward_model"] = _model(
-                config.of_reward_model, temporary, output, "reward_model", "reward_model"
-            )
-            model_inputs.check_reward_model(config, start)
+            own = config.of_reward_model.override({"update.lora": None})
+            start, assets["reward_model"] = _model(own, temporary, output, "reward_model", "reward_model")
+            model_inputs.check_model(own, start)
         names = {key: dataset_inputs.asset_name(key) for key in sources}
         assets |= {names[key]: _source(key, source, config.data_dir) for key, source in sources.items()}
         asset_files.write(temporary, assets, output, seed=config.seed)

@@ -7,8 +7,6 @@ in `algorithm/`; `training/round_training.py` is the loop of optimizer steps.
 from pathlib import Path
 from typing import NamedTuple
 
-import pyarrow.compute as pc
-
 from rloo_pipeline.artifacts import files, lineage, round_tables, tables
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.round_tables import RoundFiles
@@ -43,7 +41,6 @@ def update(
     states: Path,
     inputs: RoundFiles,
     outputs: UpdateOutputs,
-    prompts: Path | None = None,
     checks: Path | None = None,
 ) -> None:
     """Trains policy `round_` from policy `round_ - 1`.
@@ -56,7 +53,6 @@ def update(
         states: folder of the run with its trainer states, which this stage reads and writes.
         inputs: the round's tables.
         outputs: files and folders to write.
-        prompts: folder that the stage `prompts` wrote; only needed if prompts have images.
         checks: checks.json of the run; if given, proves that the policy sampled the rollouts.
 
     Raises:
@@ -67,13 +63,13 @@ def update(
     config = checkpointing.resolve(config, start.dimensions)
     inputs = inputs.used(config)
     sampled = round_tables.read(inputs, round=round_, policy=sampler.digest, vocabulary=sampler.vocabulary)
-    proof = None if checks is None else RolloutProof(config, round_, sampler, checks, inputs.rollouts)
+    proof = None if checks is None else RolloutProof(config, round_, sampler, checks, inputs)
     if proof and sampler != start:
-        proof.by_older_policy(sampled.rollouts, prompts)
+        proof.by_older_policy(sampled.rollouts)
     trainer = kept_trainer.take(config, round_ - 1, start, states)
-    trainer = trainer or retraining.trainer_after(config, round_ - 1, start, states, prompts)
+    trainer = trainer or retraining.trainer_after(config, round_ - 1, start, states)
     engine = trainer.engine
-    trained = round_training.train(config, round_, engine, trainer.algorithm_state, sampled, prompts, proof)
+    trained = round_training.train(config, round_, engine, trainer.algorithm_state, sampled, proof)
     metrics = round_training.metrics_of(config, round_, engine, sampled, trained)
     if engine.rank.first:
         say(round_training.summary(metrics, trained.seconds) + _share_of_peak(config, engine, trained))
@@ -90,21 +86,20 @@ def update(
     kept_trainer.put(config, RoundTrainer(engine, trained.algorithm_state), outputs.policy, states, about)
 
 
-def restore(config: Config, policy: Policy, states: Path, prompts: Path | None = None) -> None:
+def restore(config: Config, policy: Policy, states: Path) -> None:
     """Rewrites the weights of a policy that a node's own disk has lost, and the trainer's state after its round.
 
     Args:
         config: the configuration of `update`.
         policy: the policy, without its weights.
         states: as for `update`.
-        prompts: as for `update`.
 
     Raises:
         UserError: see `retraining.restore`.
     """
     reproducible.use_torch(config.deepspeed.threads, config.reproducible)
     config = checkpointing.resolve(config, Policy(policy.folder.with_name(f"{0:05d}")).dimensions)
-    trainer = retraining.restore(config, policy, states, prompts)
+    trainer = retraining.restore(config, policy, states)
     about = {"round": int(policy.folder.name), "policy": policy.digest, "seed": config.seed}
     kept_trainer.put(config, trainer, policy.folder, states, about)
 
@@ -113,8 +108,8 @@ def _share_of_peak(config: Config, engine: Engine, trained: TrainedRound) -> str
     """A clause with the share of the cards' peak speed that the optimizer steps reached."""
     if not trained.steps:
         return ""
-    names, masked = ("prompt_ids", "completion_ids"), trained.batch.masked.tolist()
-    prompts, completions = (pc.list_value_length(trained.rollouts[name]).to_pylist() for name in names)
+    prompts, completions = (tables.lengths(trained.rollouts[name]) for name in ("prompt_ids", "completion_ids"))
+    masked = trained.batch.masked.tolist()
     passed = [0 if without else length for without, length in zip(masked, completions, strict=True)]
     return peak_share.of_update(config, engine.policy, prompts, passed, trained.seconds, engine.rank.world)
 

@@ -44,6 +44,7 @@ from rloo_pipeline.training.settings import TrainerSettings
 from rloo_pipeline.transformers_internals import optional_parts
 
 T = TypeVar("T")
+Advance = Callable[[int], None]
 
 
 class Engine:
@@ -114,36 +115,31 @@ class Engine:
         """Seeds dropout, differently on every rank, since the ranks have different micro-batches."""
         torch.manual_seed(derive(seed, "dropout", self.rank.number))
 
-    def logps(
-        self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None], dropout: bool = True
-    ) -> Tensor:
+    def logps(self, sequences: Sequences, advance: Advance = lambda _: None, dropout: bool = True) -> Tensor:
         """Computes log-probs of the sampled tokens under the current policy, without gradient, split over the ranks.
 
         Dropout is active if it is active in optimizer steps; otherwise a ratio would compare two different policies.
 
         Args:
             sequences: prompts and completions; the same on every rank.
-            max_tokens: tokens per micro-batch.
             advance: called with the number of finished sequences.
             dropout: False turns dropout off.
 
         Returns:
             [sequences, most sampled tokens] float32 on the CPU, the same on every rank; 0 at padding.
         """
-        return self._forward(sequences, max_tokens, advance, dropout, entropies=False)[0]
+        return self._forward(sequences, advance, dropout, entropies=False)[0]
 
-    def logps_and_entropies(self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None]) -> Tensor:
+    def logps_and_entropies(self, sequences: Sequences, advance: Advance = lambda _: None) -> Tensor:
         """As `logps`, followed by the entropies of the distributions in nats: [2, sequences, most sampled tokens]."""
-        return self._forward(sequences, max_tokens, advance, dropout=True, entropies=True)
+        return self._forward(sequences, advance, dropout=True, entropies=True)
 
-    def _forward(
-        self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None], dropout: bool, entropies: bool
-    ) -> Tensor:
+    def _forward(self, sequences: Sequences, advance: Advance, dropout: bool, entropies: bool) -> Tensor:
         """[1 or 2, sequences, most sampled tokens]: log-probs, and optionally entropies."""
         values = torch.zeros(1 + entropies, len(sequences.prompts), max(sequences.sampled()), device=self.device)
         self.engine.train(dropout and self.settings.uses_dropout)
         with torch.no_grad():
-            for rows in self._own_micro_batches(sequences, range(len(sequences.prompts)), max_tokens):
+            for rows in self._own_micro_batches(sequences, range(len(sequences.prompts))):
                 pack = sequences.pick(rows or [0], self.group).to(self.device)
                 outputs: TokenOutputs = self.engine(pack, entropies=entropies)
                 if rows:
@@ -154,11 +150,12 @@ class Engine:
         self.engine.train()
         return self.sum_over_ranks(values)
 
-    def _own_micro_batches(self, sequences: Sequences, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
+    def _own_micro_batches(self, sequences: Sequences, rows: Sequence[int]) -> list[list[int]]:
         """The micro-batches of this rank's group. Every group gets the same number (some empty), since each pass is
         collective.
         """
-        batches = self.form.micro_batches(sequences, rows, max_tokens, self.group.streams)
+        most = self.settings.deepspeed.micro_batch_tokens
+        batches = self.form.micro_batches(sequences, rows, most, self.group.streams)
         missing = -len(batches) % self.group.streams
         return [*batches, *([[]] * missing)][self.group.stream :: self.group.streams]
 
@@ -166,9 +163,8 @@ class Engine:
         self,
         sequences: Sequences,
         rows: Sequence[int],
-        max_tokens: int,
         loss_of: LossOf,
-        advance: Callable[[int], None],
+        advance: Advance = lambda _: None,
         before_change: Callable[[], None] | None = None,
     ) -> float:
         """Takes one optimizer step on `rows`, split over the ranks.
@@ -178,7 +174,6 @@ class Engine:
         Args:
             sequences: prompts and completions of the round; the same on every rank.
             rows: indices of this step's sequences.
-            max_tokens: tokens per micro-batch.
             loss_of: returns the contribution of some rows to the loss, already divided by the step's denominator.
             advance: called with the number of finished sequences.
             before_change: called between the backward pass and the change of weights.
@@ -191,7 +186,7 @@ class Engine:
         """
         for group in self.engine.optimizer.param_groups:
             group["lr"] = self.settings.learning_rate.at_step(self.step_count)
-        batches = self._own_micro_batches(sequences, rows, max_tokens)
+        batches = self._own_micro_batches(sequences, rows)
         loss = self._backward(sequences, batches, rows[0], loss_of, advance)
         if before_change is not None:
             before_change()
@@ -214,7 +209,7 @@ class Engine:
         batches: list[list[int]],
         filler: int,
         loss_of: LossOf,
-        advance: Callable[[int], None] | None,
+        advance: Advance | None,
     ) -> Tensor:
         """Accumulates this rank's gradients and returns its share of the loss; an empty batch runs row `filler`
         instead.

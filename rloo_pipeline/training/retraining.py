@@ -39,7 +39,7 @@ class RoundTrainer(NamedTuple):
     algorithm_state: AlgorithmState
 
 
-def trainer_after(config: Config, round_: int, start: Policy, states: Path, prompts: Path | None) -> RoundTrainer:
+def trainer_after(config: Config, round_: int, start: Policy, states: Path) -> RoundTrainer:
     """The trainer after a round.
 
     Args:
@@ -47,12 +47,11 @@ def trainer_after(config: Config, round_: int, start: Policy, states: Path, prom
         round_: number of the round; 0 for a new trainer.
         start: the policy after that round.
         states: folder with the run's trainer states.
-        prompts: folder that the stage `prompts` wrote; only needed if prompts have images.
 
     Raises:
         UserError: a state or a table is damaged or missing, or they do not reproduce the policy.
     """
-    trainer, before = _replayed(config, round_, start, states, prompts, newest=round_)
+    trainer, before = _replayed(config, round_, start, states, newest=round_)
     engine = trainer.engine
     engine.policy = start
     if before != start:
@@ -64,7 +63,7 @@ def trainer_after(config: Config, round_: int, start: Policy, states: Path, prom
     return trainer
 
 
-def restore(config: Config, policy: Policy, states: Path, prompts: Path | None) -> RoundTrainer:
+def restore(config: Config, policy: Policy, states: Path) -> RoundTrainer:
     """Recreates the trainer after the round that trained a policy, and rewrites the policy's weights that a node lost.
 
     The arguments are the same as for `trainer_after`.
@@ -73,7 +72,7 @@ def restore(config: Config, policy: Policy, states: Path, prompts: Path | None) 
         UserError: see `trainer_after`; or the weights would differ from the lost ones.
     """
     round_ = int(policy.folder.name)  # the round's own state, if it exists, has lost or damaged weights
-    trainer, _ = _replayed(config, round_, policy, states, prompts, newest=round_ - 1)
+    trainer, _ = _replayed(config, round_, policy, states, newest=round_ - 1)
     with _saved(trainer.engine, states) as replayed:
         if trainer.engine.rank.first:
             written, now = (manifest.read_manifest(folder).digests for folder in (policy.folder, replayed))
@@ -89,9 +88,7 @@ def restore(config: Config, policy: Policy, states: Path, prompts: Path | None) 
     return trainer
 
 
-def _replayed(
-    config: Config, round_: int, start: Policy, states: Path, prompts: Path | None, newest: int
-) -> tuple[RoundTrainer, Policy]:
+def _replayed(config: Config, round_: int, start: Policy, states: Path, newest: int) -> tuple[RoundTrainer, Policy]:
     """The trainer after a round, and the policy that it was loaded with.
 
     The arguments are the same as for `trainer_after`, and the newest round whose state may be used.
@@ -111,7 +108,7 @@ def _replayed(
         carried = AlgorithmState.from_json(trainer_state.load(engine, state))
     for again in range(number + 1, round_ + 1):
         say(f"round {again} is trained again, since the last trainer ended before it wrote a state of it")
-        carried = _train(config, again, engine, carried, states.parent, prompts)
+        carried = _train(config, again, engine, carried, states.parent)
     return RoundTrainer(engine, carried), before
 
 
@@ -119,7 +116,7 @@ def _newest(round_: int, states: Path) -> tuple[int, Path | None]:
     """The newest state of a round up to this one, and the number of its round; 0 if there is none."""
     for folder in trainer_state.of_rounds(states):
         facts, number = lineage.facts_of(folder), int(folder.name)
-        table = lineage.facts_of(_round(states.parent, number) / lineage.TRAIN)
+        table = facts_of_round(states.parent, number)
         expected = {"policy": table.get("policy"), "table": table.get(tables.DIGEST)}
         if number <= round_ and all(facts.get(key, value) == value for key, value in expected.items() if value):
             return number, folder
@@ -130,27 +127,32 @@ def _round(run: Path, number: int) -> Path:
     return run / "rounds" / f"{number:05d}"
 
 
+def facts_of_round(run: Path, number: int) -> dict[str, str]:
+    """Lineage facts of the table that a round's update wrote."""
+    return lineage.facts_of(_round(run, number) / lineage.TRAIN)
+
+
 def _digest_of(run: Path, number: int) -> str:
     """Digest of a policy, whose folder may have been removed."""
     if number == 0:
         return Policy(run / POLICIES / f"{0:05d}").digest
-    return lineage.facts_of(_round(run, number) / lineage.TRAIN).get("policy", "")
+    return facts_of_round(run, number).get("policy", "")
 
 
-def _train(
-    config: Config, round_: int, engine: Engine, carried: AlgorithmState, run: Path, prompts: Path | None
-) -> AlgorithmState:
+def _train(config: Config, round_: int, engine: Engine, carried: AlgorithmState, run: Path) -> AlgorithmState:
     """Trains a round from the tables in its folder, whose number of shards may differ from today's."""
     folder = _round(run, round_)
-    kinds = [sorted(folder.glob(f"{kind}/*.parquet")) for kind in RoundFiles._fields]
+    kinds = [sorted(folder.glob(f"{kind}/*.parquet")) for kind in ("rollouts", "scores", "reference", "teacher")]
     if not kinds[0]:
         raise UserError(f"{folder / 'rollouts'}: no tables, and no trainer state is as recent; start a new run")
     if config.rollout.refill:
-        kinds = [[*paths, folder / round_tables.REFILL / f"{paths[0].parent.name}.parquet"] for paths in kinds if paths]
-    inputs = RoundFiles(*kinds).used(config)
+        for paths in filter(None, kinds):
+            paths.append(folder / round_tables.REFILL / f"{paths[0].parent.name}.parquet")
+    rollouts, scores, reference, teacher = kinds
+    inputs = RoundFiles(rollouts, scores, reference, teacher, run / "prompts").used(config)
     sampler = _digest_of(run, config.rollout.policy_of(round_))
     sampled = round_tables.read(inputs, engine.policy.vocabulary, round=round_, policy=sampler)
-    trained = round_training.train(config, round_, engine, carried, sampled, prompts)
+    trained = round_training.train(config, round_, engine, carried, sampled)
     written = tables.read(folder / lineage.TRAIN, "train", ["prompt_id", "sample"])
     if not trained.rollouts.select(["prompt_id", "sample"]).equals(written):
         raise UserError(f"{folder}: its tables do not have the completions of {lineage.TRAIN}; delete it and run again")

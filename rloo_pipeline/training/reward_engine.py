@@ -63,12 +63,12 @@ class RewardEngine(Engine):
             plain_model.recompute_layers(model)
         return model, RewardHead(model.train(), form, self.settings.deepspeed.gradient_checkpointing == "offload")
 
-    def _own_micro_batches(self, sequences: Sequences, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
+    def _own_micro_batches(self, sequences: Sequences, rows: Sequence[int]) -> list[list[int]]:
         """As for policies, but pair by pair, counting the length of the longer conversation for both."""
         longer = [max(map(len, sequences.completions[row : row + 2])) for row in range(0, len(sequences.prompts), 2)]
         prompts = [list(prompt) for prompt in sequences.prompts[::2]]
         rest = [[0] * (len(prompt) + 2 * length) for prompt, length in zip(prompts, longer, strict=True)]
-        pairs = super()._own_micro_batches(Sequences(prompts, rest), [row // 2 for row in rows[::2]], max_tokens)
+        pairs = super()._own_micro_batches(Sequences(prompts, rest), [row // 2 for row in rows[::2]])
         return [[row for pair in batch for row in (2 * pair, 2 * pair + 1)] for batch in pairs]
 
 

@@ -2,7 +2,6 @@
 
 import time
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -49,7 +48,6 @@ def train(
     engine: Engine,
     state: AlgorithmState,
     sampled: RoundTables,
-    prompts: Path | None = None,
     proof: RolloutProof | None = None,
 ) -> TrainedRound:
     """Runs the optimizer steps of a round on the engine's policy.
@@ -60,7 +58,6 @@ def train(
         engine: engine that holds the previous round's policy.
         state: algorithm state after the previous round.
         sampled: tables of all completions sampled in this round.
-        prompts: folder that the stage `prompts` wrote; only needed if prompts have images.
         proof: checks that the right policy sampled the rollouts; None if that is done.
 
     Raises:
@@ -70,33 +67,32 @@ def train(
         return _without_steps(config.algorithm, engine, state, sampled.rollouts)
     tables_used = sampled.take(chosen_rows(config, sampled))
     rollouts = tables_used.rollouts
-    sequences = round_data.sequences_of(rollouts, prompts, engine.policy)
+    sequences = round_data.sequences_of(rollouts, sampled.prompts, engine.policy)
     if config.rollout.router_replay:
         sequences = sequences._replace(experts=round_data.experts_of(rollouts))
     top_k, vocabulary = config.algorithm.teacher_top_k, engine.policy.vocabulary
     # A cached engine and a freshly loaded one have drawn different random numbers so far; reseeding makes them agree.
     engine.seed_dropout(derive(config.seed, "update", round_))
     engine.experts.reset()
-    max_tokens = config.deepspeed.micro_batch_tokens
     passes = config.algorithm.num_iterations + config.algorithm.needs_old_pass
     start = time.monotonic()
     with counting("update", passes * len(sequences.prompts)) as counter:
         completions = round_data.completions_of(config.algorithm, tables_used, config.rollout.cut_by, vocabulary)
         if config.algorithm.needs_old_pass:
             if config.algorithm.top_entropy_quantile < 1:
-                old_logps, entropies = engine.logps_and_entropies(sequences, max_tokens, counter.advance)
+                old_logps, entropies = engine.logps_and_entropies(sequences, counter.advance)
                 completions = completions._replace(entropies=entropies)
             else:
-                old_logps = engine.logps(sequences, max_tokens, counter.advance)
+                old_logps = engine.logps(sequences, counter.advance)
             completions = completions._replace(old_logps=old_logps)
         if proof is not None and not proof.is_done:
-            _prove(engine, proof, completions, rollouts, prompts)
+            _prove(engine, proof, completions, rollouts)
         batch, state = make_batch(config.algorithm, config.rollout, completions, state)
         batch = with_choices(config.algorithm, batch, derive(config.seed, "clip_cov", round_))
         if top_k and tables_used.teacher is not None:
             candidates = round_data.candidates_of(tables_used.teacher, top_k, vocabulary)
             sequences = sequences._replace(candidates=candidates)
-        record, steps, skipped = _steps(config, round_, engine, sequences, batch, max_tokens, counter, proof, rollouts)
+        record, steps, skipped = _steps(config, round_, engine, sequences, batch, counter, proof, rollouts)
     if skipped:
         say(
             f"round {round_}: skipped {skipped} of {skipped + len(steps)} optimizer steps, because all of their "
@@ -119,13 +115,11 @@ def _without_steps(algorithm: Algorithm, engine: Engine, state: AlgorithmState, 
     return TrainedRound(rollouts, batch, Record.empty(0), [], skipped, state, {}, 0.0)
 
 
-def _prove(
-    engine: Engine, proof: RolloutProof, completions: RoundTensors, rollouts: pa.Table, prompts: Path | None
-) -> None:
+def _prove(engine: Engine, proof: RolloutProof, completions: RoundTensors, rollouts: pa.Table) -> None:
     """Proves the rollouts before the first step, unless that step's own log-probs will do it."""
     old, sampling = completions.old_logps, completions.sampling_logps
     if sampling is None or proof.masked or engine.settings.uses_dropout:
-        proof.by_pass(engine, rollouts, prompts)
+        proof.by_pass(engine, rollouts)
     elif old is not None and old is not sampling:
         proof.by_logps(old, sampling, completions.mask, rollouts)
 
@@ -141,7 +135,6 @@ def _steps(
     engine: Engine,
     sequences: Sequences,
     batch: Batch,
-    max_tokens: int,
     counter: Counter,
     proof: RolloutProof | None,
     rollouts: pa.Table,
@@ -177,7 +170,7 @@ def _steps(
             prove = None
             if proof is not None and not proof.is_done:
                 prove = partial(proof.by_first_step, engine, record, lengths, rollouts)
-            loss = engine.step(sequences, unmasked, max_tokens, loss_of, counter.advance, prove)
+            loss = engine.step(sequences, unmasked, loss_of, counter.advance, prove)
             steps.append((loss, engine.grad_norm))
     return Record(*(engine.sum_over_ranks(values) for values in record)), steps, skipped
 

@@ -15,7 +15,6 @@ which the trainer's log-prob exceeds it counts.
 """
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +26,7 @@ from torch import Tensor
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.artifacts.round_tables import RoundFiles
 from rloo_pipeline.config import FP8, Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.seeds import derive, permutation
@@ -192,7 +192,7 @@ class RolloutProof:
     looks at completions that the round's policy sampled entirely.
     """
 
-    def __init__(self, config: Config, round_: int, policy: Policy, checks: Path, rollouts: Sequence[Path]) -> None:
+    def __init__(self, config: Config, round_: int, policy: Policy, checks: Path, inputs: RoundFiles) -> None:
         """Reads the largest allowed difference.
 
         Args:
@@ -200,16 +200,16 @@ class RolloutProof:
             round_: round number, from 1.
             policy: the policy that should have sampled.
             checks: checks.json of the run.
-            rollouts: the round's tables of rollouts.
+            inputs: the round's tables.
         """
-        self.config, self.round, self.policy = config, round_, policy
+        self.config, self.round, self.policy, self.prompts = config, round_, policy, inputs.prompts
         self.bound = bound(policy, config.sampler_format, config.rollout.temperature, checks)
-        self.remedy = remedy(rollouts[0].parent)
+        self.remedy = remedy(inputs.rollouts[0].parent)
         self.masked = config.rollout.masked_by is not None
         """True if the sampler's log-probs are of a distribution with masked tokens, so `by_pass` compares them."""
         self.is_done = False
 
-    def by_older_policy(self, rollouts: pa.Table, prompts: Path | None) -> None:
+    def by_older_policy(self, rollouts: pa.Table) -> None:
         """With a lag: loads the policy that sampled, which the trainer no longer holds, and compares with it.
 
         Raises:
@@ -218,11 +218,11 @@ class RolloutProof:
         config = self.config
         split_model.start_ranks()
         chosen = self._chosen(rollouts)
-        sequences = round_data.sequences_of(chosen, prompts, self.policy)
+        sequences = round_data.sequences_of(chosen, self.prompts, self.policy)
         logps = forward_only.logps_of_completions(config, self.policy, config.rollout.temperature, sequences, "proof")
         self._require_lists(chosen, logps)
 
-    def by_pass(self, engine: Engine, rollouts: pa.Table, prompts: Path | None) -> None:
+    def by_pass(self, engine: Engine, rollouts: pa.Table) -> None:
         """Compares with a pass of the trainer without dropout, if the round's policy sampled any completion entirely.
 
         Raises:
@@ -231,9 +231,8 @@ class RolloutProof:
         if not any(self._own(rollouts)):
             return
         chosen = self._chosen(rollouts)
-        sequences = round_data.sequences_of(chosen, prompts, engine.policy)
-        tokens = self.config.deepspeed.micro_batch_tokens
-        logps = engine.logps(sequences, tokens, lambda _: None, dropout=False)
+        sequences = round_data.sequences_of(chosen, self.prompts, engine.policy)
+        logps = engine.logps(sequences, dropout=False)
         lengths = sequences.sampled()
         self._require_lists(chosen, [row[:length].tolist() for row, length in zip(logps, lengths, strict=True)])
 

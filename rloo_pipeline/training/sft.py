@@ -42,12 +42,11 @@ def sft(config: Config, section: Sft, start: Policy, assets: Path, prompts: Path
     # all weights, also in runs whose updates train a LoRA adapter
     settings = TrainerSettings.of_section(config, section, section.steps)
     engine = Engine(start, settings, derive(config.seed, "sft"))
-    max_tokens = config.deepspeed.micro_batch_tokens
     losses: list[float] = []
     with counting("SFT steps", section.steps) as counter:
         for step in range(section.steps):
             rows = rows_of_step(len(sequences.prompts), section.batch_size, step, derive(config.seed, "sft", "order"))
-            losses.append(_step(engine, sequences, rows, max_tokens))
+            losses.append(_step(engine, sequences, rows))
             counter.advance()
     engine.save_policy(output, seed=config.seed, assets=lineage.assets_digest(assets))
     if engine.rank.first:
@@ -59,14 +58,14 @@ def sft(config: Config, section: Sft, start: Policy, assets: Path, prompts: Path
     engine.close()
 
 
-def _step(engine: Engine, sequences: Sequences, rows: Sequence[int], max_tokens: int) -> float:
+def _step(engine: Engine, sequences: Sequences, rows: Sequence[int]) -> float:
     """Takes one optimizer step; returns its mean loss per token."""
     tokens = sum(len(sequences.completions[row]) for row in rows)
 
     def loss_of(_: Sequence[int], logps: Tensor, mask: Tensor, __: Tensor) -> Tensor:
         return -(logps * mask).sum() / tokens
 
-    return engine.step(sequences, rows, max_tokens, loss_of, lambda _: None)
+    return engine.step(sequences, rows, loss_of)
 
 
 def rows_of_step(count: int, size: int, step: int, seed: int) -> list[int]:

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from rloo_pipeline.artifacts import lineage, tables
+from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config
-from rloo_pipeline.training.retraining import RoundTrainer
+from rloo_pipeline.training.retraining import RoundTrainer, facts_of_round
 from rloo_pipeline.training.settings import TrainerSettings
 from rloo_pipeline.training.trainer_state import TrainerState
 from rloo_pipeline.workers import engine_cache
@@ -66,4 +66,4 @@ def _key(config: Config, round_: int, policy: str, table: str | None) -> tuple[o
 
 def _table(states: Path, round_: int) -> str | None:
     """Digest of train.parquet of a round."""
-    return lineage.facts_of(states.parent / "rounds" / f"{round_:05d}" / lineage.TRAIN).get(tables.DIGEST)
+    return facts_of_round(states.parent, round_).get(tables.DIGEST)

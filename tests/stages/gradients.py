@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import torch
-from trainers import trainer_settings
+from trainers import trainer_settings, use_micro_batches
 
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Algorithm, Rollout
@@ -64,7 +64,7 @@ def main(model: Path, output: Path) -> None:
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(4, 20, (8, LENGTH), generator=generator).tolist()
     sequences = Sequences([row[: 4 + i] for i, row in enumerate(ids)], [row[4 + i :] for i, row in enumerate(ids)])
-    data = completions_of(sequences, engine.logps(sequences, 10**6, lambda _: None))
+    data = completions_of(sequences, engine.logps(sequences))
     gradients: list[torch.Tensor] = []
 
     def keep() -> None:
@@ -80,7 +80,8 @@ def main(model: Path, output: Path) -> None:
         batch, _ = make_batch(algorithm, rollout, data, AlgorithmState())
         for size in (8, 4, 1):
             loss_of = StepLoss(algorithm, batch, ROWS, rollout.max_completion_length, Record.empty(8, engine.device))
-            loss = engine.step(sequences, ROWS, size * LENGTH, loss_of, lambda _: None)
+            use_micro_batches(engine, size * LENGTH)
+            loss = engine.step(sequences, ROWS, loss_of)
             all_gradients[name, size] = (loss, gradients.pop())
     if engine.rank.first:
         torch.save(all_gradients, output)

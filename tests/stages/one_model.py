@@ -107,14 +107,12 @@ def update(folder: Path, make: Callable[[Path, Rows], Any], rows: Rows, target: 
     from rloo_pipeline.training.engine import Engine
 
     _allow_any_format()
-    engine = Engine(Policy(folder), trainer_settings(**{"rate": 1e-3, **changes}), 0)
+    engine = Engine(Policy(folder), trainer_settings(**{"rate": 1e-3, "max_tokens_per_micro_batch": 150, **changes}), 0)
     sequences, count = make(folder, rows), sum(len(ids) for ids, _ in rows)
-    before = engine.logps(sequences, 150, lambda _: None)
+    before = engine.logps(sequences)
     for _ in range(2):
-        engine.step(
-            sequences, range(len(rows)), 150, lambda _, logps, mask, __: -(logps * mask).sum() / count, lambda _: None
-        )
-    after = engine.logps(sequences, 150, lambda _: None)
+        engine.step(sequences, range(len(rows)), lambda _, logps, mask, __: -(logps * mask).sum() / count)
+    after = engine.logps(sequences)
     engine.save_policy(target)
     engine.close()
     return float((after - before).sum())

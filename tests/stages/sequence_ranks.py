@@ -61,9 +61,11 @@ def completions_of(old: torch.Tensor) -> RoundTensors:
 def measured(folder: Path, case: str, split: bool) -> dict[str, Any]:
     """The results of the first step of a case."""
     kind, size, changes = CASES[case]
-    settings = trainer_settings(temperature=0.8, sequence_parallel=size if split else 1, **changes)
+    settings = trainer_settings(
+        temperature=0.8, sequence_parallel=size if split else 1, max_tokens_per_micro_batch=TOKENS, **changes
+    )
     engine = Engine(Policy(folder / kind), settings, 0)
-    old = engine.logps(SEQUENCES, TOKENS, lambda _: None)
+    old = engine.logps(SEQUENCES)
     gradients: list[torch.Tensor] = []
 
     def keep() -> None:
@@ -84,7 +86,7 @@ def measured(folder: Path, case: str, split: bool) -> dict[str, Any]:
     def loss_of(rows: Any, logps: torch.Tensor, mask: torch.Tensor, entropy: torch.Tensor, others: torch.Tensor) -> Any:
         return of_policy(rows, logps, mask, entropy) + 1e-3 * (others.exp() * mask.unsqueeze(-1)).sum()
 
-    loss = engine.step(SEQUENCES, range(8), TOKENS, loss_of, lambda _: None)
+    loss = engine.step(SEQUENCES, range(8), loss_of)
     found = {
         "log-probs": old,
         "loss": torch.tensor(loss),

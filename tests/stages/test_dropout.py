@@ -8,7 +8,7 @@ import pytest
 import torch
 from cases import RIGHT, write
 from helpers import Round
-from trainers import trainer_settings
+from trainers import trainer_settings, use_micro_batches
 
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Lora
@@ -29,9 +29,11 @@ def log_probs(engine: Engine) -> list[torch.Tensor]:
         in_step.extend((logps.detach().to("cpu", copy=True), entropy.to("cpu", copy=True)))
         return (logps * mask).sum()
 
-    old = [engine.logps(SEQUENCES, 100, lambda _: None) for _ in range(2)]
-    logps, entropies = engine.logps_and_entropies(SEQUENCES, 1, lambda _: None)
-    engine.step(SEQUENCES, range(2), 100, loss_of, lambda _: None)
+    old = [engine.logps(SEQUENCES) for _ in range(2)]
+    use_micro_batches(engine, 1)
+    logps, entropies = engine.logps_and_entropies(SEQUENCES)
+    use_micro_batches(engine, 100)
+    engine.step(SEQUENCES, range(2), loss_of)
     return [*old, logps, in_step[0], entropies, in_step[1]]
 
 

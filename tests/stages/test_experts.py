@@ -23,12 +23,12 @@ def test_a_token_counts_once_for_each_pass_over_the_completions(tmp_path) -> Non
     counted = []
     for checkpointing in (False, True):
         engine = Engine(Policy(folder), trainer_settings(gradient_checkpointing=checkpointing), 0)
-        engine.logps(SEQUENCES, 100, lambda _: None)
+        engine.logps(SEQUENCES)
         assert not any(counts.any() for counts in engine.experts.counts), "old log-probs are not of a step"
         engine._backward(SEQUENCES, [[]], 0, loss_of, lambda _: None)
         assert not any(counts.any() for counts in engine.experts.counts), "nor is what fills the batch of a rank"
         for _ in range(2):
-            engine.step(SEQUENCES, range(2), 100, loss_of, lambda _: None)
+            engine.step(SEQUENCES, range(2), loss_of)
         engine._backward(SEQUENCES, [[0, 1]], 0, loss_of, None)
         counted.append(torch.stack(engine.experts.counts))
     assert torch.equal(*counted)

@@ -55,7 +55,7 @@ def test_a_gradient_that_is_not_finite_is_an_error(tmp_path, dtype) -> None:
     tiny_qwen3(tmp_path / "model", 0, hidden_size=32, layers=1, heads=1, key_value_heads=1, head_dim=32)
     engine = Engine(Policy(tmp_path / "model"), trainer_settings(RATE, dtype=dtype), 0)
     with pytest.raises(UserError, match=r"optimizer step 1: the gradient norm is (nan|inf)"):
-        engine.step(Sequences([[4]], [[5, 6]]), [0], 9, lambda _, logps, *__: logps.sum() * torch.nan, lambda _: None)
+        engine.step(Sequences([[4]], [[5, 6]]), [0], lambda _, logps, *__: logps.sum() * torch.nan)
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
@@ -70,8 +70,12 @@ def test_the_first_step_is_adamws(tmp_path, zero_stage, dtype) -> None:
     before, model = (policy_model.load(Policy(folder), dtype).to(devices.device_type()) for _ in range(2))
     expected = expected_weights(model, sequences, dtype)
     adam = {"adam_betas": BETAS, "adam_epsilon": EPSILON, "weight_decay": DECAY}
-    engine = Engine(Policy(folder), trainer_settings(RATE, dtype=dtype, zero_stage=zero_stage, **adam), 0)
-    engine.step(sequences, range(ROWS), LENGTH, loss_of, lambda _: None)
+    engine = Engine(
+        Policy(folder),
+        trainer_settings(RATE, dtype=dtype, zero_stage=zero_stage, max_tokens_per_micro_batch=LENGTH, **adam),
+        0,
+    )
+    engine.step(sequences, range(ROWS), loss_of)
     distance = length = 0.0
     for (name, weights), old in zip(engine.model.named_parameters(), before.parameters(), strict=True):
         copy = safe_get_full_fp32_param(weights).view(old.shape)

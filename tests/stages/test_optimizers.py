@@ -42,7 +42,8 @@ CASES = [
 
 def settings(optimizer: str, dtype: str, zero_stage: int, offload: Offload = HERE) -> TrainerSettings:
     falling = {"learning_rate": LearningRate(RATE, "linear", 0, 6, 0.0), "adam_betas": BETAS, "weight_decay": DECAY}
-    return trainer_settings(dtype=dtype, zero_stage=zero_stage, optimizer=optimizer, offload=offload, **falling)
+    of_stage = {"zero_stage": zero_stage, "offload": offload, "max_tokens_per_micro_batch": 16}
+    return trainer_settings(dtype=dtype, optimizer=optimizer, **of_stage, **falling)
 
 
 def loss_of(rows: Any, logps: Tensor, mask: Tensor, _: Tensor) -> Tensor:
@@ -103,7 +104,7 @@ def plain_loop(folder: Path, name: str, dtype: str) -> dict[str, Tensor]:
 
 def steps(engine: Engine, count: int) -> None:
     for _ in range(count):
-        engine.step(SEQUENCES, range(len(IDS)), 16, loss_of, lambda _: None)
+        engine.step(SEQUENCES, range(len(IDS)), loss_of)
 
 
 @pytest.fixture(scope="module")

@@ -91,9 +91,9 @@ def test_packed_rewards_and_a_step_on_pairs_are_those_of_plain_transformers(
     data = tokenized(list(preferences(rows, "pairs", None)), model, 256, "pairs")
     to_host, used = torch.autograd.graph.save_on_cpu, []
     monkeypatch.setattr(torch.autograd.graph, "save_on_cpu", lambda pinned: used.append(pinned) or to_host(pinned))
-    settings = trainer_settings(rate=0.0, max_grad_norm=1e9, gradient_checkpointing="offload")
+    settings = trainer_settings(max_grad_norm=1e9, gradient_checkpointing="offload", max_tokens_per_micro_batch=100)
     engine = RewardEngine(model, settings, seed=1)
-    rewards = engine.logps(data.sequences, 100, lambda _: None)[:, 0]
+    rewards = engine.logps(data.sequences)[:, 0]
     engine.save_policy(tmp_path / "model")
     asked = [row["prompt"] for row in rows]
     plain = [
@@ -104,7 +104,7 @@ def test_packed_rewards_and_a_step_on_pairs_are_those_of_plain_transformers(
     section = RewardModel.model_validate(
         {"train": {"path": "pairs"}, "batch_size": 12, "center_rewards_coefficient": 0.1}
     )
-    [loss] = train(engine, section, data, 1, 100, 0)
+    [loss] = train(engine, section, data, 1, 0)
     scores, slope = by_transformers(tmp_path / "model", data)
     assert loss == pytest.approx(scores, rel=1e-5)
     assert engine.grad_norm == pytest.approx(slope, rel=1e-4)

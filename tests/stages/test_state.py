@@ -25,7 +25,7 @@ def settings(zero_stage: int, dtype: str) -> TrainerSettings:
 
 
 def step(engine: Engine, number: int) -> None:
-    engine.step(STEPS[number], [0, 1], 100, lambda _, logps, mask, __: -(logps * mask).sum(), lambda _: None)
+    engine.step(STEPS[number], [0, 1], lambda _, logps, mask, __: -(logps * mask).sum())
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

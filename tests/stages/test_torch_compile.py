@@ -18,7 +18,7 @@ from rloo_pipeline.transformers_internals.loaded_model import decoder_layers
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engines")]
 
 RATE = 1e-2
-SMOOTH = {"adam_epsilon": 1.0}
+SMOOTH = {"adam_epsilon": 1.0, "max_tokens_per_micro_batch": 500}
 """Steps are in proportion to small gradients, whose signs would decide otherwise."""
 BATCHES = [
     Sequences([[4 + row % 7, 5, 6 + length % 5] for row in range(3)], [[7 + n % 9 for n in range(length)]] * 3)
@@ -40,10 +40,10 @@ def compiling(monkeypatch, tmp_path):
 def trained(engine: Engine, before: int = 0) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Log-probs before two steps, and the weights after them; first come some passes over other lengths."""
     for batch in BATCHES[2 : 2 + before]:
-        engine.logps(batch, 500, lambda _: None)
-    logps = engine.logps(BATCHES[0], 500, lambda _: None)
+        engine.logps(batch)
+    logps = engine.logps(BATCHES[0])
     for batch in BATCHES[:2]:
-        engine.step(batch, range(3), 500, lambda _, logps, mask, __: -(logps * mask).sum(), lambda _: None)
+        engine.step(batch, range(3), lambda _, logps, mask, __: -(logps * mask).sum())
     return logps, {name: values.clone() for name, values in engine.weights()}
 
 

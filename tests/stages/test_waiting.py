@@ -37,13 +37,15 @@ def test_a_step_asks_for_values_only_after_its_last_micro_batch(tiny_model, monk
     from deepspeed.accelerator import get_accelerator
 
     events = list[str]()
-    engine = Engine(Policy(tiny_model), trainer_settings(zero_stage=zero_stage, dtype=dtype), 0)
+    engine = Engine(
+        Policy(tiny_model), trainer_settings(zero_stage=zero_stage, dtype=dtype, max_tokens_per_micro_batch=1), 0
+    )
     monkeypatch.setattr(get_accelerator(), "synchronize", lambda *_: events.append("synchronize"))
     if zero_stage < 3:  # as on a GPU; the streams of ZeRO 3 are None on a CPU
         monkeypatch.setattr(get_accelerator(), "resolves_data_dependency", lambda: False)
-    engine.step(SEQUENCES, range(2), 1, loss_of, lambda _: None)  # in which ZeRO 3 compares the modules of its ranks
+    engine.step(SEQUENCES, range(2), loss_of)  # in which ZeRO 3 compares the modules of its ranks
     events.clear()
     with Asked(events):
-        engine.step(SEQUENCES, range(2), 1, loss_of, lambda rows: events.append(f"micro-batch of {rows}"))
+        engine.step(SEQUENCES, range(2), loss_of, lambda rows: events.append(f"micro-batch of {rows}"))
     assert events[:2] == ["micro-batch of 1"] * 2
     assert events[2:], "the norm of the gradient, at least"

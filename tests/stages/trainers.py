@@ -16,3 +16,9 @@ def trainer_settings(rate: float = 0.0, **changes: Any) -> TrainerSettings:
     keys = {key: changes.pop(key) for key in Deepspeed.model_fields.keys() & changes.keys()}
     settings = TrainerSettings("float32", LearningRate(rate), adam_betas=(0.9, 0.99))
     return settings._replace(deepspeed=Deepspeed().model_copy(update=keys), **changes)
+
+
+def use_micro_batches(engine: Any, tokens: int) -> None:
+    """Makes an engine that exists take micro-batches of so many tokens."""
+    keys = engine.settings.deepspeed.model_copy(update={"max_tokens_per_micro_batch": tokens})
+    engine.settings = engine.settings._replace(deepspeed=keys)

@@ -211,11 +211,10 @@ def deepspeed(task: Task, folder: Path) -> list[float]:
     from rloo_pipeline.training.engine import Engine
 
     model(SIZES[task.size], task.device, task.dtype, "sdpa").save_pretrained(folder / "model")
-    again = SIZES[task.size].checkpointing
-    settings = shapes.settings(RATE, dtype=task.dtype, gradient_checkpointing=again)
-    engine = Engine(Policy(folder / "model"), settings, 0)
     sequences, rows, most, loss_of = _ours(task)
-    seconds = _timed(task, lambda: engine.step(sequences, rows, most, loss_of, lambda _: None))
+    keys = {"gradient_checkpointing": SIZES[task.size].checkpointing, "max_tokens_per_micro_batch": most}
+    engine = Engine(Policy(folder / "model"), shapes.settings(RATE, dtype=task.dtype, **keys), 0)
+    seconds = _timed(task, lambda: engine.step(sequences, rows, loss_of))
     engine.close()
     return seconds
 

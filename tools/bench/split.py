@@ -67,7 +67,8 @@ def rank(model: Path, output: Path) -> None:
     from rloo_pipeline.training.packing import Sequences
 
     torch.set_num_threads(1)
-    settings = shapes.settings(1e-4, dtype="bfloat16", zero_stage=3, gradient_checkpointing=True)
+    keys = {"zero_stage": 3, "gradient_checkpointing": True, "max_tokens_per_micro_batch": 128}
+    settings = shapes.settings(1e-4, dtype="bfloat16", **keys)
     weight_files.SHARD = FILE
     read = 0.0
 
@@ -86,7 +87,7 @@ def rank(model: Path, output: Path) -> None:
     def loss_of(rows: Sequence[int], logps: torch.Tensor, mask: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
         return -((logps * mask).sum(-1) * torch.tensor([rewards[row] for row in rows])).sum()
 
-    engine.step(sequences, range(len(completions)), 128, loss_of, lambda _: None)
+    engine.step(sequences, range(len(completions)), loss_of)
     began = time.monotonic()
     engine.save_policy(output)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

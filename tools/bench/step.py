@@ -92,7 +92,7 @@ class OurSide:
         """The engine, which starts."""
         from rloo_pipeline.training.engine import Engine
 
-        return Engine(Policy(self.folder), shapes.settings(RATE), 0)
+        return Engine(Policy(self.folder), shapes.settings(RATE, max_tokens_per_micro_batch=self.MOST), 0)
 
     def reference_logps(self, reference: TokenLogProbs) -> Tensor:
         """The reference's log-probs, (completions, tokens)."""
@@ -112,7 +112,7 @@ class OurSide:
 
         from rloo_pipeline.training.batch import AlgorithmState, RoundTensors, make_batch
 
-        old = engine.logps(self.sequences, self.MOST, lambda _: None)
+        old = engine.logps(self.sequences)
         truncated = torch.zeros(len(self.rows), dtype=torch.bool)
         completions = RoundTensors(self.scores, self.mask, truncated, old, reference_logps, None)
         return make_batch(self.algorithm, self.rollout, completions, AlgorithmState())[0]
@@ -123,7 +123,7 @@ class OurSide:
 
         record = Record.empty(len(self.rows))
         loss_of = StepLoss(self.algorithm, batch, self.rows, self.shape.completion_tokens[1], record)
-        engine.step(self.sequences, self.rows, self.MOST, loss_of, lambda _: None)
+        engine.step(self.sequences, self.rows, loss_of)
 
 
 def ours(shape: shapes.Shape, folder: Path, steps: int) -> Seconds:

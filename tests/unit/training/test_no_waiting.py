@@ -106,7 +106,7 @@ def test_nothing_in_a_micro_batch_waits_for_the_device(model, algorithm, monkeyp
     with Copies() as copies:
         loss = Engine._backward(engine(module), sequences, [[0, 1], [3, 2]], 0, loss_of, lambda _: None)
         before_steps = sequences._replace(candidates=None)
-        before = Engine._forward(engine(module), before_steps, 100, lambda _: None, dropout=True, entropies=True)
+        before = Engine._forward(engine(module), before_steps, lambda _: None, dropout=True, entropies=True)
     assert loss.device == record.gap.device == before.device == META
     assert all(parameter.grad is not None for name, parameter in causal.named_parameters() if "experts" not in name)
     assert copies.counts[True] > 20

@@ -31,7 +31,7 @@ def test_a_state_is_verified_before_an_engine_is_made(tmp_path, monkeypatch, abo
     manifest.write_manifest(state, **facts)
     (state / "values").write_text(content)
     with pytest.raises(UserError, match=message):
-        retraining.trainer_after(config, 1, start, state.parent, None)
+        retraining.trainer_after(config, 1, start, state.parent)
 
 
 def test_a_lost_policy_is_restored_from_an_earlier_state_than_its_own(tmp_path, monkeypatch) -> None:
@@ -47,7 +47,7 @@ def test_a_lost_policy_is_restored_from_an_earlier_state_than_its_own(tmp_path, 
 
     monkeypatch.setattr(retraining, "Engine", engine)
     with pytest.raises(RuntimeError, match="from 00000"):
-        retraining.restore(Config(**mini()), start, state.parent, None)
+        retraining.restore(Config(**mini()), start, state.parent)
 
 
 @pytest.mark.parametrize(("lag", "kept"), [(0, [6]), (1, [4, 6]), (2, [4, 6]), (3, [2, 4, 6])])
