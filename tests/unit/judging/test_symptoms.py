@@ -182,6 +182,12 @@ def test_a_run_in_which_no_group_was_complete_is_judged_after_its_last_round() -
     assert (symptom.name, symptom.evidence) == ("cold_start", "no update up to round 4 trained on a completion")
 
 
+@pytest.mark.parametrize(("staleness", "age"), [(1.0, "one round"), (0.5, "0.5 rounds")])
+def test_the_age_of_stale_tokens_is_given_in_rounds(staleness, age) -> None:
+    (symptom,) = diagnose([{**metrics_of(1), STALE: staleness, ESS: 0.4}])
+    assert symptom.evidence == f"tokens sampled {age} earlier are worth only 40% as many from the latest policy"
+
+
 def test_a_short_run_that_ended_where_it_began_has_not_moved() -> None:
     """Without a reference, the evaluations give the distance of a policy from policy 0."""
     rounds = run_of()[:2]
