@@ -60,7 +60,7 @@ def kl_explosion(history: RoundHistory, *, max_kl: Positive = 0.5, growth: OverO
     if kl > max_kl:
         return f"KL {kl:.3g} nats per token, over {max_kl:g}"
     before = values[-1 - START] if len(values) > START else None
-    if before and kl > max_kl / 2 and kl > growth * before:
+    if before and kl > max_kl / 2 and kl > growth * before > 0:
         return f"KL {kl:.3g} nats per token, {kl / before:.1f} times the value {START} rounds earlier"
     return None
 

@@ -70,6 +70,7 @@ CASES: dict[str, list[tuple[Mapping[str, list[float | None]], Mapping[str, list[
     "kl_explosion": [
         ({"kl": [0.2, 0.4, 0.55]}, {"kl": [0.12, 0.12, 0.12, 0.2, 0.3, 0.45]}),
         ({"kl": [0.05, 0.15, 0.3]}, {"kl": [0.05, 0.15, 0.24]}),
+        ({"kl": [0.05, 0.1, 0.2, 0.3]}, {"kl": [-0.05, 0.1, 0.2, 0.3]}),  # below 0 with rollout.lag
     ],
     "reward_collapse": [
         ({ZERO: ALIKE}, {ZERO: ALIKE, "reward": [0.9, 0.95, 0.97], "reward_std": [0.3, 0.25, 0.2]}),
