@@ -32,7 +32,10 @@ def local_model(model: ModelSource, key: str = "model") -> Path | None:
     path = Path(name)
     if path.is_dir():
         if not (path / "config.json").exists():
-            raise UserError(f"{name}: no config.json, so this is not a model folder ({key}.name_or_path)")
+            what = "no config.json, so this is not a model folder"
+            if (path / model_files.ADAPTER).exists():
+                what = "an adapter on another model; merge the two, those of a run with `rloo export RUN --merge`"
+            raise UserError(f"{name}: {what} ({key}.name_or_path)")
         return path
     dataset_inputs.require_hub_name(name, path, f"{key}.name_or_path")
     return None

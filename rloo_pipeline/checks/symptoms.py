@@ -60,7 +60,7 @@ def kl_explosion(history: RoundHistory, *, max_kl: Positive = 0.5, growth: OverO
     if kl > max_kl:
         return f"KL {kl:.3g} nats per token, over {max_kl:g}"
     before = values[-1 - START] if len(values) > START else None
-    if before and kl > max_kl / 2 and kl > growth * before:
+    if before and kl > max_kl / 2 and kl > growth * before > 0:
         return f"KL {kl:.3g} nats per token, {kl / before:.1f} times the value {START} rounds earlier"
     return None
 
@@ -251,7 +251,8 @@ def stale_rollouts(history: RoundHistory, *, effective_sample_size: Fraction = 0
     share, lag = history.now("sampling/token_effective_sample_size"), history.now("sampling/staleness")
     if not lag or share is None or share >= effective_sample_size:
         return None
-    return f"tokens sampled {lag:.2g} rounds earlier are worth only {share:.0%} as many from the latest policy"
+    age = "one round" if lag == 1 else f"{lag:.2g} rounds"
+    return f"tokens sampled {age} earlier are worth only {share:.0%} as many from the latest policy"
 
 
 @symptom(

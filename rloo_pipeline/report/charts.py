@@ -114,7 +114,10 @@ def charts(config: Config) -> list[Chart]:
     actions = "tokens" if config.algorithm.importance_sampling_level == "token" else "completions"
     effect = "weight was cut" if config.algorithm.clip == "cispo" else "gradient was removed"
     kl = config.algorithm.kl
-    policy = "policy in training" if kl.placement == "loss" else "sampling policy"
+    measured = f"Distance of the {'policy in training' if kl.placement == 'loss' else 'sampling policy'} from policy 0"
+    older = config.rollout.lag or config.rollout.token_budget
+    if older and kl.placement != "loss" and config.algorithm.old_logps == "trainer":
+        measured = "KL from policy 0 of the latest policy on samples of older ones, which can be below 0"
     return [
         REWARD,
         functions,
@@ -122,7 +125,7 @@ def charts(config: Config) -> list[Chart]:
         WASTED,
         TOOLS,
         TOKENS_FOR_TEACHING,
-        KL._replace(caption=f"Distance of the {policy} from policy 0: nats per completion, {kl.estimator} estimate."),
+        KL._replace(caption=f"{measured}: nats per completion, {kl.estimator} estimate."),
         TEACHER,
         BETA,
         ENTROPY,

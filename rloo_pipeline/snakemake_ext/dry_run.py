@@ -112,7 +112,7 @@ def _changes(text: str) -> Iterator[str]:
             before, now = (_literals(" now: ".join(half)) for half in (sides[:cut], sides[cut:]))
         except (ValueError, SyntaxError, MemoryError):
             continue
-        yield from _differences(before, now)
+        yield from list(_differences(before, now)) or ["other parameters"]
         return
     yield "other parameters"
 
@@ -135,10 +135,11 @@ def _differences(before: list[Any], now: list[Any]) -> Iterator[str]:
 
 
 def _flat(parameters: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    """Yields dotted keys and values of all parameters that are mappings."""
+    """Yields dotted keys and values of all parameters that are mappings, or lists of mappings: one for each run."""
     for parameter in parameters:
-        if isinstance(parameter, Mapping):
-            yield from _under("", parameter)
+        for mapping in parameter if isinstance(parameter, list) else [parameter]:
+            if isinstance(mapping, Mapping):
+                yield from _under("", mapping)
 
 
 def _under(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -8,7 +8,6 @@ anything else is an error that names the function and the row.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -53,8 +52,8 @@ def log_summary(reward: Reward, result: FunctionScores) -> None:
     from rloo_pipeline.runtime.progress import say
 
     values = [value for value in result.scores if value is not None]
-    mean = sum(values) / len(values) if values else math.nan
-    line = f"reward {reward.column}: mean {mean:.4f} over {len(values)} of {len(result.scores)}"
+    mean = f"{sum(values) / len(values):.4f}" if values else "–"
+    line = f"reward {reward.column}: mean {mean} over {len(values)} of {len(result.scores)}"
     for outcome, rows in (("failed", result.errors), ("could not be scored", result.notes)):
         if reasons := [text for text in rows if text]:
             line += f"; {len(reasons)} {outcome}, the first: {reasons[0]}"

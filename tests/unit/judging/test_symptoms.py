@@ -70,6 +70,7 @@ CASES: dict[str, list[tuple[Mapping[str, list[float | None]], Mapping[str, list[
     "kl_explosion": [
         ({"kl": [0.2, 0.4, 0.55]}, {"kl": [0.12, 0.12, 0.12, 0.2, 0.3, 0.45]}),
         ({"kl": [0.05, 0.15, 0.3]}, {"kl": [0.05, 0.15, 0.24]}),
+        ({"kl": [0.05, 0.1, 0.2, 0.3]}, {"kl": [-0.05, 0.1, 0.2, 0.3]}),  # below 0 with rollout.lag
     ],
     "reward_collapse": [
         ({ZERO: ALIKE}, {ZERO: ALIKE, "reward": [0.9, 0.95, 0.97], "reward_std": [0.3, 0.25, 0.2]}),
@@ -180,6 +181,12 @@ def test_a_run_in_which_no_group_was_complete_is_judged_after_its_last_round() -
     assert diagnose(rounds, planned=50) == []
     (symptom,) = diagnose(rounds, planned=4)
     assert (symptom.name, symptom.evidence) == ("cold_start", "no update up to round 4 trained on a completion")
+
+
+@pytest.mark.parametrize(("staleness", "age"), [(1.0, "one round"), (0.5, "0.5 rounds")])
+def test_the_age_of_stale_tokens_is_given_in_rounds(staleness, age) -> None:
+    (symptom,) = diagnose([{**metrics_of(1), STALE: staleness, ESS: 0.4}])
+    assert symptom.evidence == f"tokens sampled {age} earlier are worth only 40% as many from the latest policy"
 
 
 def test_a_short_run_that_ended_where_it_began_has_not_moved() -> None:

@@ -79,6 +79,20 @@ def test_captions_are_those_of_the_algorithm(algorithm: dict[str, Any], kl: str,
     assert clipped in captions["Clipped ratios"]
 
 
+@pytest.mark.parametrize("rollout", [{"lag": 1}, {"token_budget": 8}])
+@pytest.mark.parametrize(
+    ("algorithm", "kl"),
+    [
+        ({}, "KL from policy 0 of the latest policy on samples of older ones, which can be below 0: nats"),
+        ({"old_logps": "sampler"}, "Distance of the sampling policy from policy 0: nats"),
+        ({"preset": "grpo"}, "Distance of the policy in training from policy 0: nats"),
+    ],
+)
+def test_the_caption_of_the_kl_tells_whose_samples_it_is_measured_on(rollout, algorithm, kl) -> None:
+    config = configuration(algorithm=algorithm, rollout=rollout).only("report")
+    assert any(chart.caption.startswith(kl) for chart in charts(config))
+
+
 def titles(config: Config, rounds: list[dict[str, float | None]]) -> set[str]:
     return {chart.title for chart in charts(config) if figure(chart, rounds)}
 

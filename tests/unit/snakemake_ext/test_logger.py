@@ -360,6 +360,8 @@ def params(before: object, now: object) -> str:
         (params(BEFORE, BEFORE | {"new": None}), "new: (not set) → None"),
         (params("abc", "abd"), "the stage's source code has changed"),
         (params(SimpleNamespace(), 1), "other parameters"),
+        (params(["wandb"], ["mlflow"]), "other parameters"),
+        (params([BEFORE, BEFORE], [BEFORE | {"seed": 2}] * 2), "seed: 1 → 2"),
         ("Missing output files: results/a, results/b", "output missing"),
         ("Missing output files: a; Input files updated by another job: b", "output missing"),
         ("Input files updated by another job: b", "depends on a job that runs again"),

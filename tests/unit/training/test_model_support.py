@@ -9,7 +9,8 @@ import pytest
 from helpers import mini, staged
 
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.config import Config
+from rloo_pipeline.before_run import model_inputs
+from rloo_pipeline.config import Config, ModelSource
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import groups
 from rloo_pipeline.stages.probe import probe
@@ -87,6 +88,12 @@ def test_an_adapter_beside_a_config_json_is_not_a_model(tmp_path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(UserError, match=r"adapter_config\.json: this is an adapter on another model; merge it"):
         check_run(Config(**mini()), Policy(tmp_path))
+
+
+def test_an_adapter_without_a_config_json_as_runs_write_it_has_to_be_merged(tmp_path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match=r": an adapter on another model; merge the two, .* \(model\.name_or_path\)$"):
+        model_inputs.local_model(ModelSource(name_or_path=str(tmp_path)))
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Reward
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.user_code import score_table
-from rloo_pipeline.user_code.score_batch import FunctionScores
+from rloo_pipeline.user_code.score_batch import FunctionScores, log_summary
 
 ROLLOUTS = pa.table({"prompt_id": ["a", "a"], "sample": [0, 1]})
 
@@ -38,3 +38,12 @@ def test_a_function_that_fails_on_every_row_is_an_error(monkeypatch) -> None:
 @pytest.mark.parametrize("notes", [[None, None], [None, "judge was refused"]])
 def test_none_for_every_row_is_no_failure(notes, monkeypatch) -> None:
     assert columns(monkeypatch, notes)["judge"].scores == [None, None]
+
+
+@pytest.mark.parametrize("scores", [[], [None]])
+def test_a_mean_over_no_score_is_a_dash(scores, caplog) -> None:
+    """With `rollout.token_budget`, no completion may end in a round."""
+    none = [None] * len(scores)
+    with caplog.at_level("INFO", "rloo"):
+        log_summary(Reward(function="own.py:judge"), FunctionScores(scores, none, none, [0.0] * len(scores)))
+    assert f"reward judge: mean – over 0 of {len(scores)}" in caplog.text
