@@ -17,7 +17,7 @@ from typing import Any
 
 from snakemake.logging import logger
 
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, counted
 from rloo_pipeline.judging.diagnosis import STOPPED
 from rloo_pipeline.judging.run_files import is_finished, stopped_after
 from rloo_pipeline.runtime import controller_watch
@@ -68,8 +68,8 @@ def overwritten(run: Path, rounds: int) -> str | None:
     if finished <= rounds or not final.exists() or stopped_after(run) == rounds:
         return None
     return (
-        f"{run} has finished {finished} rounds; with `rounds: {rounds}`, evaluation and report of round {finished} "
-        f"would be overwritten: set rounds to {finished} or more, or another `run` name; if you want those of round "
+        f"{run} has finished {counted(finished, 'round')}; with `rounds: {rounds}`, evaluation and report of round "
+        f"{finished} would be overwritten: set rounds to {finished} or more, or another `run` name; if you want those of round "
         f"{rounds} instead, remove {final}"
     )
 
