@@ -69,8 +69,8 @@ def overwritten(run: Path, rounds: int) -> str | None:
         return None
     return (
         f"{run} has finished {counted(finished, 'round')}; with `rounds: {rounds}`, evaluation and report of round "
-        f"{finished} would be overwritten: set rounds to {finished} or more, or another `run` name; if you want those of round "
-        f"{rounds} instead, remove {final}"
+        f"{finished} would be overwritten: set rounds to {finished} or more, or another `run` name; if you want those "
+        f"of round {rounds} instead, remove {final}"
     )
 
 
