@@ -103,15 +103,21 @@ def end_with_first(call: SnakemakeCall) -> None:
         controller_watch.watch(FINISHES)
 
 
-def end_gracefully(_: SnakemakeCall) -> None:
+def end_gracefully(call: SnakemakeCall) -> None:
     """Makes SIGTERM end Snakemake, as when SLURM ends a job, even while it waits for a job's files: its handler waits
-    for a lock that the interrupted thread then holds.
+    for a lock that the interrupted thread then holds. Displays know of the signal at once, so jobs that it ends do not
+    count as failures while Snakemake is busy.
     """
     from snakemake.scheduling.job_scheduler import JobScheduler
 
     end: Any = JobScheduler.exit_gracefully
     if end.__module__ != __name__:
-        handler: Any = lambda scheduler, *_: threading.Thread(target=end, args=(scheduler,)).start()  # noqa: E731
+
+        def handler(scheduler: Any, *_: Any) -> None:
+            for display in displays(call):
+                display.stopping = True
+            threading.Thread(target=end, args=(scheduler,)).start()
+
         JobScheduler.exit_gracefully = handler
 
 
