@@ -61,7 +61,9 @@ def _keep_ids(folder: Path, trust_remote_code: bool) -> None:
         return
     file = folder / "tokenizer_config.json"
     content = files.read_json(file) if file.exists() else {}
-    content |= {"tokenizer_class": "PreTrainedTokenizerFast"}
+    # before version 5, this class would also return token_type_ids, which language models do not take
+    names = content.get("model_input_names", ["input_ids", "attention_mask"])
+    content |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": names}
     file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     if _has_equal_ids(folder, trust_remote_code):
         say(f"{file.name} names PreTrainedTokenizerFast, so that other programs read the token ids of tokenizer.json")
