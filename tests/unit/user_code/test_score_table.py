@@ -1,14 +1,16 @@
 """Columns of scores, from results of functions."""
 
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pyarrow as pa
 import pytest
 
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.config import Reward
+from rloo_pipeline.config import Reward, Scoring
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.user_code import score_table
 from rloo_pipeline.user_code.score_batch import FunctionScores
@@ -38,3 +40,20 @@ def test_a_function_that_fails_on_every_row_is_an_error(monkeypatch) -> None:
 @pytest.mark.parametrize("notes", [[None, None], [None, "judge was refused"]])
 def test_none_for_every_row_is_no_failure(notes, monkeypatch) -> None:
     assert columns(monkeypatch, notes)["judge"].scores == [None, None]
+
+
+def test_several_tables_are_scored_by_the_same_processes(monkeypatch) -> None:
+    """A reward model starts once for both kinds of completions of an evaluation."""
+    rewards = [Reward(function="own.py:judge")]
+    pools = MagicMock(rewards=rewards)
+    pools.__enter__.return_value = pools
+    pools.score.side_effect = lambda batch, *_: [FunctionScores([batch] * 2, [None] * 2, [None] * 2, [0.0] * 2)]
+    start = MagicMock(return_value=pools)
+    monkeypatch.setattr(score_table, "WorkerPools", start)
+    monkeypatch.setattr(score_table, "batch_of", lambda *_, values=count(1): float(next(values)))
+    second = ROLLOUTS.set_column(0, "prompt_id", [["b", "b"]])
+    tables = score_table.score_tables(rewards, Scoring(), [ROLLOUTS, second], MagicMock(), Policy(Path("policy")))
+    assert [table["prompt_id"][0].as_py() for table in tables] == ["a", "b"]
+    assert [table["reward"].to_pylist() for table in tables] == [[1.0, 1.0], [2.0, 2.0]]
+    assert start.call_count == 1
+    assert [call.args[3] for call in pools.score.call_args_list] == [True, False], "the last one may end them"
