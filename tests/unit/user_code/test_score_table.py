@@ -1,6 +1,5 @@
 """Columns of scores, from results of functions."""
 
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,7 +49,7 @@ def test_several_tables_are_scored_by_the_same_processes(monkeypatch) -> None:
     pools.score.side_effect = lambda batch, *_: [FunctionScores([batch] * 2, [None] * 2, [None] * 2, [0.0] * 2)]
     start = MagicMock(return_value=pools)
     monkeypatch.setattr(score_table, "WorkerPools", start)
-    monkeypatch.setattr(score_table, "batch_of", lambda *_, values=count(1): float(next(values)))
+    monkeypatch.setattr(score_table, "batch_of", MagicMock(side_effect=[1.0, 2.0]))
     second = ROLLOUTS.set_column(0, "prompt_id", [["b", "b"]])
     tables = score_table.score_tables(rewards, Scoring(), [ROLLOUTS, second], MagicMock(), Policy(Path("policy")))
     assert [table["prompt_id"][0].as_py() for table in tables] == ["a", "b"]
