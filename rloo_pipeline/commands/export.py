@@ -12,6 +12,7 @@ from rloo_pipeline.artifacts.model_files import POLICIES
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import guard
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.transformers_internals import tokenizer_file
 
@@ -57,6 +58,9 @@ def _keep_ids(folder: Path, trust_remote_code: bool) -> None:
     """Names another class in tokenizer_config.json if transformers, with the class that stands there, would read other
     token ids than those of tokenizer.json, with which the policy was trained.
     """
+    if not guard.is_installed("transformers"):  # in the environment of a light controller
+        say("warn: not checked that other programs read the tokenizer's ids as training did: transformers is missing")
+        return
     if _has_equal_ids(folder, trust_remote_code):
         return
     file = folder / "tokenizer_config.json"

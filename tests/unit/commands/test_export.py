@@ -14,6 +14,7 @@ from rloo_pipeline.artifacts.policy import Policy, seal
 from rloo_pipeline.commands.export import export
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import guard
 from rloo_pipeline.training import plain_model
 from rloo_pipeline.transformers_internals.tokenizer_file import as_in_other_programs
 
@@ -71,6 +72,18 @@ def test_a_policy_of_a_run_that_is_write_protected_is_exported_into_a_folder_tha
     written = list((tmp_path / "plain").iterdir())
     assert all(path.stat().st_mode & 0o200 for path in (*written, tmp_path / "plain"))
     assert {path.name for path in written} == {path.name for path in tiny_model.iterdir()}
+
+
+def test_a_light_controller_exports_a_policy_without_loading_its_tokenizer(
+    tmp_path, tiny_model, caplog, monkeypatch
+) -> None:
+    shutil.copytree(tiny_model, tmp_path / "run" / "policies" / "00001")
+    seal(tmp_path / "run" / "policies" / "00001", "00001")
+    monkeypatch.setattr(guard, "is_installed", lambda name: name != "transformers")
+    monkeypatch.delattr(Policy, "tokenizer")
+    with caplog.at_level("INFO"):
+        export(Config(**mini()), tmp_path / "run", tmp_path / "plain", merge=False)
+    assert "transformers is missing" in caplog.text
 
 
 @pytest.mark.parametrize(("model_type", "is_mended"), [("llama", True), ("qwen2", False)])
