@@ -63,6 +63,11 @@ def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> s
     return f"; did you mean '{matches[0]}'?" if matches else ""
 
 
+def counted(number: int, noun: str) -> str:
+    """A number and its noun: `1 round`, `2 rounds`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def unexpanded(path: str) -> str:
     """Returns `; ~ is not expanded …` for a missing path that a shell would have expanded, otherwise an empty
     string.

@@ -41,7 +41,7 @@ def findings(image: str) -> Iterator[Finding]:
         "share; a run without --sdm apptainer needs none: ask with --no-image",
     )
     if runs.ok and exists and program:
-        lock = output_of(program, "exec", image, "cat", LOCK, seconds=TIMEOUT)
+        lock = output_of(program, "exec", image, "cat", LOCK, seconds=TIMEOUT, with_errors=True)
         if lock is None:  # if it runs, Apptainer has namespaces (perhaps by AppArmor) or setuid
             yield namespaces()
         yield from cuda(lock, driver())
@@ -85,7 +85,7 @@ def cuda(lock: str | None, driver_version: tuple[int, int] | None) -> Iterator[F
     """Checks that the node's driver supports the image's CUDA version.
 
     Args:
-        lock: list of pinned packages in the image; None if the image cannot be read.
+        lock: list of pinned packages in the image, with what Apptainer printed; None if the image cannot be read.
         driver_version: highest CUDA version that the driver supports; None if there is no driver.
     """
     if lock is None:
@@ -94,6 +94,9 @@ def cuda(lock: str | None, driver_version: tuple[int, int] | None) -> Iterator[F
         )
         return
     yield Finding("image runs", True, "starts, and has its list of packages")
+    if "to temporary sandbox" in lock:  # what Apptainer prints then
+        message = "Apptainer cannot mount it and unpacks it for each stage, which takes time and space"
+        yield Finding("image mounts", True, message, "ask for squashfuse or setuid Apptainer", note=True)
     version = CUDA.search(lock)
     if version is None:
         yield Finding("CUDA", True, "an image for CPUs")

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from rloo_pipeline.checks.history import START, RoundHistory
 from rloo_pipeline.checks.registry import SYMPTOMS, SymptomRule, symptom
+from rloo_pipeline.errors import counted
 
 JUMPS, SPAN = 2, 5
 """Number of jumps of the gradient norm within `SPAN` rounds that counts as instability; a single one is a bad batch."""
@@ -301,7 +302,7 @@ def no_movement(
     gain = _accuracy_gain(history)
     accuracy = f", held-out accuracy by {100 * gain:+.1f} points" if gain is not None else ""
     reward = f"the reward moved by {change:+.2f} standard deviations{accuracy}"
-    return f"after {history.round} rounds the KL from policy 0 is {moved:.1g} nats per token, and {reward}"
+    return f"after {counted(history.round, 'round')} the KL from policy 0 is {moved:.1g} nats per token, and {reward}"
 
 
 def _distance(history: RoundHistory) -> float | None:

@@ -161,7 +161,7 @@ def _start_workers(plan: JSON) -> None:
     if (store := os.environ.get(scratch.EXCHANGE)) and not Path(store).exists():  # the controller has made its own
         Path(store).mkdir(mode=0o700)
         scratch.claim(Path(store))
-    cores = int(os.environ.get("SLURM_CPUS_PER_TASK", os.cpu_count() or 1))
+    cores = int(os.environ.get("SLURM_CPUS_PER_TASK", len(os.sched_getaffinity(0))))
     program = [sys.executable, "-m", "rloo_pipeline"]
     where = Path(plan["logs"]) / name
     stages, without = set(plan["stages"]), set(plan["without"])

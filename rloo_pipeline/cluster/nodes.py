@@ -96,7 +96,8 @@ def prepare(layout: RankLayout, output: Path, arguments: Sequence[str], options:
     sizes += [f"--cpus-per-task={threads}", "--kill-on-bad-exit=1", *options]
     files = {RENDEZVOUS: str(rendezvous.absolute()), FAILED: str(failed.absolute())}
     # without ALL, srun withholds these files from the ranks of a job that sbatch started with --export=NONE
-    environment = {**os.environ, **files, "SUBMITIT_EXECUTOR": "slurm", "SLURM_EXPORT_ENV": "ALL"}
+    every = dict.fromkeys(("SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV"), "ALL")
+    environment = {**os.environ, **files, "SUBMITIT_EXECUTOR": "slurm", **every}
     return RankStep(["srun", *sizes, *program(), *arguments], environment, rendezvous, failed)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rloo_pipeline.artifacts.files import write_json, write_text
+from rloo_pipeline.errors import counted
 from rloo_pipeline.report import (
     comparison,
     comparison_page,
@@ -64,8 +65,11 @@ def experiment(folder: Path) -> None:
     for row in summary["arms"]:
         interval = row["mean"]["ci95"]
         shown = f" ({interval[0]:.1%} to {interval[1]:.1%})" if interval else ""
-        say(f"{row['arm']}: held-out pass@1 {row['mean']['value']:.1%}{shown} over {len(row['seeds'])} seeds")
+        say(
+            f"{row['arm']}: held-out pass@1 {row['mean']['value']:.1%}{shown} over {counted(len(row['seeds']), 'seed')}"
+        )
     if missing_baseline := experiment_summary.without_baseline(summary):
         say(missing_baseline)
     missing = sum(not run["finished"] for run in summary["runs"])
-    say(f"{f'{missing} runs are not finished; ' if missing else ''}see {folder / 'experiment.html'}")
+    unfinished = f"not finished yet: {counted(missing, 'run')}; " if missing else ""
+    say(f"{unfinished}see {folder / 'experiment.html'}")

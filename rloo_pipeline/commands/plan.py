@@ -22,7 +22,7 @@ from rloo_pipeline.before_run.memory import GB, RunMemory, Terms, total
 from rloo_pipeline.commands.plan_gpus import plan_gpus
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.run_set import RunSet
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, counted
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.runtime.console import Terminal
 
@@ -70,7 +70,9 @@ def plan(runs: RunSet, gpu: str | None, wait: float | None = None, gpus: int | N
     if runs.first.select:  # one choice, and a test and its proof for each seed of the chosen arm
         sums[0] += 1 + 2 * seeds - 3 * len(runs.configs)
     table.add_row("all", *map(_rounded, sums), style="bold")
-    console.print(f"{runs.name}: {len(arms)} arms × {seeds} seeds = {len(runs.configs)} runs")
+    console.print(
+        f"{runs.name}: {counted(len(arms), 'arm')} × {counted(seeds, 'seed')} = {counted(len(runs.configs), 'run')}"
+    )
     console.print(table)
     console.print(f"{len(runs.shared)} groups of files are shared, which saves {estimate.jobs_saved(runs):,} jobs.")
     for note in dict.fromkeys(note for config in arms.values() for note in inputs.require(config)):
@@ -169,7 +171,7 @@ def _round_seconds(config: Config, hours: Mapping[str, float]) -> float:
 def _print_run(config: Config, shape: model_dims.ModelDims, console: Terminal) -> None:
     console.print(
         f"{config.run}: {shape.parameters / 1e6:,.1f} million weights in {config.model.dtype} ({shape.source}), "
-        f"{config.rounds} {'round' if config.rounds == 1 else 'rounds'} of {config.rollout.sampled_prompts} prompts × "
+        f"{counted(config.rounds, 'round')} of {config.rollout.sampled_prompts} prompts × "
         f"{config.rollout.num_generations}"
     )
     jobs = estimate.jobs(config)

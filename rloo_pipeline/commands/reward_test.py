@@ -16,7 +16,7 @@ from rloo_pipeline.artifacts.prompt_set import content_text
 from rloo_pipeline.before_run import reward_audit
 from rloo_pipeline.config import Reward, Source
 from rloo_pipeline.data.rows import Row, read_rows
-from rloo_pipeline.errors import UserError, did_you_mean, one_line
+from rloo_pipeline.errors import UserError, counted, did_you_mean, one_line
 from rloo_pipeline.runtime.console import Terminal
 from rloo_pipeline.transformers_internals import tokenizer_file
 from rloo_pipeline.user_code.completion_text import as_completion, text_of
@@ -154,7 +154,7 @@ def _own_completions(data: Path, rows: Sequence[Row]) -> list[Row]:
 def _summary(reward: Reward, scored: FunctionScores, samples: int, seconds: float, workers: int) -> Table:
     count = len(scored.scores)
     scores = _finite(scored)
-    table = Table(title=f"{reward.function} on {count} rows", title_justify="left", show_header=False)
+    table = Table(title=f"{reward.function} on {counted(count, 'row')}", title_justify="left", show_header=False)
     per_row = f"{1000 * sum(scored.seconds) / count:.3g} ms per row in the function"
     table.add_row("time", f"{seconds:.2f} s with {workers} worker(s), {count / seconds:,.0f} rows/s; {per_row}")
     table.add_row("None", f"{1 - len(scores) / count:.1%} ({count - len(scores)} rows)")

@@ -14,7 +14,7 @@ from rich.text import Text
 from rloo_pipeline.artifacts.files import read_artifact
 from rloo_pipeline.config.loading import read_mapping
 from rloo_pipeline.config.run_set import EXPERIMENT, RESULTS
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, counted
 from rloo_pipeline.judging import run_files
 from rloo_pipeline.judging.diagnosis import Symptom
 from rloo_pipeline.report.live import COLOURS, frame_of_runs, watched
@@ -113,7 +113,7 @@ def diagnose(run: Path) -> None:
     symptoms = files.symptoms()
     console = Terminal()
     done = len(files.rounds)
-    state = f"{run}: {done} of {files.config.rounds} rounds"
+    state = f"{run}: {done} of {counted(files.config.rounds, 'round')}"
     if files.ended_by_gate:
         state += f", ended by a gate after round {done}"
     console.print(state)

@@ -3,9 +3,17 @@
 import subprocess
 
 
-def output_of(*command: str, seconds: float = 30) -> str | None:
-    """Standard output of a command; None if it cannot be started, fails, or takes longer than `seconds`."""
+def output_of(*command: str, seconds: float = 30, with_errors: bool = False) -> str | None:
+    """Standard output of a command; None if it cannot be started, fails, or takes longer than `seconds`.
+
+    Args:
+        command: the program and its arguments.
+        seconds: time limit.
+        with_errors: include its standard error.
+    """
+    errors = subprocess.STDOUT if with_errors else subprocess.PIPE
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=seconds).stdout
+        process = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, text=True, check=True, timeout=seconds)
     except (OSError, subprocess.SubprocessError):
         return None
+    return process.stdout

@@ -73,7 +73,8 @@ JOBS = {
 def prepare_jobs() -> None:
     """Sets what Snakemake's jobs inherit: JOBS, and a PATH with the `rloo` of this interpreter's environment."""
     # srun passes on only what it names: nothing of the following in a job that sbatch started with --export=NONE
-    os.environ.pop("SLURM_EXPORT_ENV", None)
+    for name in ("SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV"):
+        os.environ.pop(name, None)
     for name, value in JOBS.items():
         os.environ.setdefault(name, value)
     scripts, path = str(Path(sys.executable).parent), os.environ.get("PATH", "")

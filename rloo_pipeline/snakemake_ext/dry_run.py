@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from rloo_pipeline.errors import counted
 from rloo_pipeline.judging.run_files import stopped_after
 from rloo_pipeline.report import jobs as report_jobs
 from rloo_pipeline.report.jobs import JobRecord
@@ -59,7 +60,7 @@ def lines(jobs: Sequence[PlannedJob], runs: Sequence[Path]) -> Iterator[str]:
     """
     if not jobs:
         return
-    yield f"{_count(len(jobs))} would run:"
+    yield f"{counted(len(jobs), 'job')} would run:"
     yield from (f"  {line}" for line in explain(jobs))
     by_name = {str(run): run for run in runs}
     logs = ((by_name.get(job.log.partition("/logs/")[0]), job.log) for job in jobs if job.log)
@@ -79,11 +80,7 @@ def explain(jobs: Iterable[PlannedJob]) -> list[str]:
     for job in jobs:
         rules["; ".join(_reasons(job.reason)) or FOLLOWS][job.rule] += 1
     in_order = sorted(rules.items(), key=lambda jobs: jobs[0] == FOLLOWS)
-    return [f"{why}: {_count(count.total())} ({_names(count)})" for why, count in in_order]
-
-
-def _count(jobs: int) -> str:
-    return f"{jobs} job" if jobs == 1 else f"{jobs} jobs"
+    return [f"{why}: {counted(count.total(), 'job')} ({_names(count)})" for why, count in in_order]
 
 
 def _names(rules: Counter[str]) -> str:

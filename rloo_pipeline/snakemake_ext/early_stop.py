@@ -17,7 +17,7 @@ from typing import Any
 
 from snakemake.logging import logger
 
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, counted
 from rloo_pipeline.judging.diagnosis import STOPPED
 from rloo_pipeline.judging.run_files import is_finished, stopped_after
 from rloo_pipeline.runtime import controller_watch
@@ -68,9 +68,9 @@ def overwritten(run: Path, rounds: int) -> str | None:
     if finished <= rounds or not final.exists() or stopped_after(run) == rounds:
         return None
     return (
-        f"{run} has finished {finished} rounds; with `rounds: {rounds}`, evaluation and report of round {finished} "
-        f"would be overwritten: set rounds to {finished} or more, or another `run` name; if you want those of round "
-        f"{rounds} instead, remove {final}"
+        f"{run} has finished {counted(finished, 'round')}; with `rounds: {rounds}`, evaluation and report of round "
+        f"{finished} would be overwritten: set rounds to {finished} or more, or another `run` name; if you want those "
+        f"of round {rounds} instead, remove {final}"
     )
 
 
@@ -103,15 +103,21 @@ def end_with_first(call: SnakemakeCall) -> None:
         controller_watch.watch(FINISHES)
 
 
-def end_gracefully(_: SnakemakeCall) -> None:
+def end_gracefully(call: SnakemakeCall) -> None:
     """Makes SIGTERM end Snakemake, as when SLURM ends a job, even while it waits for a job's files: its handler waits
-    for a lock that the interrupted thread then holds.
+    for a lock that the interrupted thread then holds. Displays know of the signal at once, so jobs that it ends do not
+    count as failures while Snakemake is busy.
     """
     from snakemake.scheduling.job_scheduler import JobScheduler
 
     end: Any = JobScheduler.exit_gracefully
     if end.__module__ != __name__:
-        handler: Any = lambda scheduler, *_: threading.Thread(target=end, args=(scheduler,)).start()  # noqa: E731
+
+        def handler(scheduler: Any, *_: Any) -> None:
+            for display in displays(call):
+                display.stopping = True
+            threading.Thread(target=end, args=(scheduler,)).start()
+
         JobScheduler.exit_gracefully = handler
 
 

@@ -14,7 +14,7 @@ from rloo_pipeline.artifacts import function_copies
 from rloo_pipeline.config import STAGES, Config
 from rloo_pipeline.config.provenance import source_digest
 from rloo_pipeline.config.run_set import RunSet
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, counted
 from rloo_pipeline.snakemake_ext.failures import RULES, stage_of
 
 Facts = TypeVar("Facts")
@@ -157,5 +157,4 @@ def _count(again: list[str]) -> str:
     if not again:
         return "`rloo why` says what would run again with the edited file: "
     counts = ", ".join(f"{name} ×{count}" if count > 1 else name for name, count in Counter(again).items())
-    jobs = "1 finished job" if len(again) == 1 else f"{len(again)} finished jobs"
-    return f"with the edited file {jobs} would run again ({counts}): "
+    return f"with the edited file {counted(len(again), 'finished job')} would run again ({counts}): "

@@ -17,6 +17,8 @@ from rloo_pipeline.errors import ending, nearly_full, no_space_left
 from rloo_pipeline.snakemake_ext.configfiles import is_snakemake
 
 ERROR = re.compile(r"^(?:\S+ \S+ ERROR rloo: )?rloo \S+: error: (?P<message>.*)$", re.MULTILINE)
+REFUSAL = re.compile(r'^WorkflowError in file "\S*/common\.smk", line \d+:\n(.*)$', re.MULTILINE)
+"""Pattern of the error with which Snakemake's process in a SLURM job ends before it runs the stage."""
 COMMAND = "RLOO_COMMAND"
 """Environment variable with the command that the user typed, if it was not `snakemake`."""
 RULES = {"update_transient": "update", "update_last": "update"}
@@ -79,8 +81,8 @@ def version_of(log: str) -> tuple[int, int] | None:
 
 
 def message_of(logs: Sequence[str], reported: str | None, status: int, before: Mapping[str, object]) -> str:
-    """Why a job failed. The first of these that exists: the stage's line `rloo STAGE: error: …`, the executor's report,
-    a full disk, the last line of the log.
+    """Why a job failed. The first of these that exists: the stage's line `rloo STAGE: error: …`, a refusal of the job's
+    Snakemake, the executor's report, a full disk, the last line of the log.
 
     Args:
         logs: the job's logs.
@@ -91,7 +93,7 @@ def message_of(logs: Sequence[str], reported: str | None, status: int, before: M
     written = [log for log in logs if version_of(log) not in (None, before.get(log))]
     texts = [text for log in written if (text := _text(Path(log)))]
     for text in texts:
-        if messages := ERROR.findall(text):
+        if messages := ERROR.findall(text) or REFUSAL.findall(text):
             return str(messages[-1])
     if reported and reported.strip():
         # SLURM knows only that the job failed; the Snakemake process in the job has written how its command ended

@@ -4,9 +4,6 @@ The seeds of the samples do not depend on the policy, so warm start and final po
 """
 
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import write_json
@@ -15,9 +12,8 @@ from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part
 from rloo_pipeline.config import Config
 from rloo_pipeline.judging.evaluation_summary import summarize_evaluation
 from rloo_pipeline.rollout import groups
-from rloo_pipeline.rollout.requests import SamplingConfig
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.user_code.score_table import join_scores, score_table, scoring_facts
+from rloo_pipeline.user_code.score_table import join_scores, score_tables, scoring_facts
 
 
 def evaluate(
@@ -48,22 +44,18 @@ def evaluate_on(
     sampling = groups.evaluation_sampling(settings.temperature, longest, config.rollout)
     sampler = groups.load_sampler(policy, config, held_out, longest, for_rollouts=False)
 
-    def sample(
-        path: Path, kind: str, samples: int, sampling: SamplingConfig, prompt_rows: list[dict[str, Any]]
-    ) -> pa.Table:
-        draw = groups.Draw(prompt_rows, samples, sampling, config.seed, groups.EVALUATION)
-        [completions] = groups.sample_groups(sampler, config.dataset, config.rollout, draw)
-        joined = join_scores(
-            config.rewards, completions, score_table(config.rewards, config.scoring, completions, held_out, policy)
-        )
-        about = {"run": config.run, "seed": config.seed, "policy": policy.digest, "evaluated": name}
-        about |= groups.sampling_facts(config.model, sampling) | scoring_facts(config.rewards)
-        tables.write(path, joined, joined.schema, kind, **about)
-        return joined
-
-    sampled = sample(output, "completions", settings.num_generations, sampling, rows)
     with_greedy = settings.greedy and settings.temperature > 0
-    likeliest = sample(greedy, "greedy", 1, sampling._replace(temperature=0.0), rows if with_greedy else [])
+    draws = [
+        groups.Draw(rows, settings.num_generations, sampling, config.seed, groups.EVALUATION),
+        groups.Draw(rows if with_greedy else [], 1, sampling._replace(temperature=0.0), config.seed, groups.EVALUATION),
+    ]
+    completions = groups.sample_groups(sampler, config.dataset, config.rollout, *draws)
+    scores = score_tables(config.rewards, config.scoring, completions, held_out, policy)
+    sampled, likeliest = joined = [join_scores(config.rewards, *pair) for pair in zip(completions, scores, strict=True)]
+    for path, kind, draw, table in zip((output, greedy), ("completions", "greedy"), draws, joined, strict=True):
+        about = {"run": config.run, "seed": config.seed, "policy": policy.digest, "evaluated": name}
+        about |= groups.sampling_facts(config.model, draw.sampling) | scoring_facts(config.rewards)
+        tables.write(path, table, table.schema, kind, **about)
     facts = summarize_evaluation(config, sampled)
     facts["greedy"] = summarize_evaluation(config, likeliest, 1, 0.0) if with_greedy else None
     write_json(summary, {"policy": policy.digest, "evaluated": name, **facts})

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rloo_pipeline.artifacts.files import read_artifact, write_json
-from rloo_pipeline.errors import UserError, explain
+from rloo_pipeline.errors import UserError, counted, explain
 from rloo_pipeline.judging import run_files
 from rloo_pipeline.runtime.progress import say, warn
 from rloo_pipeline.trackers import trackers
@@ -46,8 +46,7 @@ def track(run: Path, to: Sequence[str] | None, round_: int | None, earlier: Path
         elif message := _send(name, history, run, strict=output is None):
             sent[name] = {"digest": digest, "said": message}
             if output is None or history.finished or not previous:
-                count = len(history.points)
-                say(f"{name}: {count} {'round' if count == 1 else 'rounds'}; {message}")
+                say(f"{name}: {counted(len(history.points), 'round')}; {message}")
     if output:
         write_json(output, {"rounds": len(history.points), "sent": sent})
 

@@ -6,6 +6,8 @@ wrong: DeepSeek-R1-Distill-Llama names LlamaTokenizerFast, which would lose all 
 models by their Hub id, which a local folder does not have.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -13,10 +15,10 @@ from rloo_pipeline.transformers_internals import optional_parts
 
 
 @cache
-def prepare_tokenizers() -> None:
+def prepare_tokenizers() -> Any:
     """Makes tokenizer.json, where there is one, decide everything about token ids; call it before loading a tokenizer.
 
-    It also applies to tokenizers that vLLM loads in this process.
+    It also applies to tokenizers that vLLM loads in this process. Returns the method that it replaces.
 
     Raises:
         UserError: the installed transformers is not the version whose internals this package uses.
@@ -25,10 +27,27 @@ def prepare_tokenizers() -> None:
     from transformers import TokenizersBackend
 
     backend: Any = TokenizersBackend
-    convert = backend.convert_to_native_format.__func__
+    original = backend.__dict__["convert_to_native_format"]
+    convert = original.__func__
 
     def keep_file(cls: Any, /, trust_remote_code: bool = False, **arguments: Any) -> dict[str, Any]:
         """The arguments of the class: `tokenizer_file` itself rather than what transformers would read of it."""
         return arguments if arguments.get("tokenizer_file") else convert(cls, trust_remote_code, **arguments)
 
     backend.convert_to_native_format = classmethod(keep_file)
+    return original
+
+
+@contextmanager
+def as_in_other_programs() -> Iterator[None]:
+    """Lets transformers load tokenizers as in programs that do not call `prepare_tokenizers`."""
+    original = prepare_tokenizers()
+    from transformers import TokenizersBackend
+
+    backend: Any = TokenizersBackend
+    prepared = backend.__dict__["convert_to_native_format"]
+    backend.convert_to_native_format = original
+    try:
+        yield
+    finally:
+        backend.convert_to_native_format = prepared

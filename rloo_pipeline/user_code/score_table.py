@@ -32,11 +32,18 @@ def score_table(
     rewards: Sequence[Reward], scoring: Scoring, rollouts: pa.Table, prompts: PromptSet, policy: Policy
 ) -> pa.Table:
     """Scores a rollouts table with all functions."""
+    return score_tables(rewards, scoring, [rollouts], prompts, policy)[0]
+
+
+def score_tables(
+    rewards: Sequence[Reward], scoring: Scoring, rollouts: Sequence[pa.Table], prompts: PromptSet, policy: Policy
+) -> list[pa.Table]:
+    """Scores several rollouts tables with the same processes of all functions."""
     if any(reward.gpus for reward in rewards):
         devices.free_gpu()  # a sampler in this process may hold the GPU
     with WorkerPools(rewards, scoring.workers) as pools:
-        columns = score_columns(pools, rollouts, prompts, policy)
-    return join(rewards, rollouts, columns)
+        columns = [score_columns(pools, table, prompts, policy, table is not rollouts[-1]) for table in rollouts]
+    return [join(rewards, table, results) for table, results in zip(rollouts, columns, strict=True)]
 
 
 def score_columns(

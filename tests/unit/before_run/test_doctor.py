@@ -80,6 +80,17 @@ def test_without_user_namespaces_an_image_that_starts_all_the_same_is_no_problem
     assert all(finding.ok for finding in findings) == starts
 
 
+def test_an_image_that_apptainer_unpacks_for_each_stage_is_told(tmp_path, monkeypatch) -> None:
+    """As without squashfuse or /dev/fuse."""
+    says = "echo 'INFO:    Converting SIF file to temporary sandbox...' >&2"
+    executable(tmp_path, "apptainer", f"[ $1 = --version ] && echo 1.4.5 && exit\n{says}; echo torch")
+    (tmp_path / "image.sif").touch()
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert [finding.subject for finding in image.findings(str(tmp_path / "image.sif")) if finding.note] == [
+        "image mounts"
+    ]
+
+
 @pytest.mark.parametrize(
     ("lock", "driver", "oks"),
     [

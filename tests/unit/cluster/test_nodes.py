@@ -33,14 +33,16 @@ def test_several_nodes_need_a_slurm_job(tmp_path, monkeypatch) -> None:
         nodes.launch(nodes.RankLayout(2, 2, 1), tmp_path / "policy", ["update"])
 
 
+@pytest.mark.parametrize("variable", ["SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV"])
 @pytest.mark.parametrize("export", ["NONE", "HOME,PATH"])
 def test_ranks_have_the_variables_of_their_stage_in_a_job_that_was_submitted_with_few(
-    tmp_path, monkeypatch, export
+    tmp_path, monkeypatch, variable, export
 ) -> None:
-    """srun passes on what SLURM_EXPORT_ENV says, which sbatch sets to its own --export."""
-    passes = 'case $SLURM_EXPORT_ENV in ""|ALL*) ;; *) unset RLOO_MEETING RLOO_STEP;; esac'
+    """srun passes on what SLURM_EXPORT_ENV says, which sbatch sets to its own --export, or else SRUN_EXPORT_ENV."""
+    says = "${SRUN_EXPORT_ENV:-$SLURM_EXPORT_ENV}"
+    passes = f'case {says} in ""|ALL*) ;; *) unset RLOO_MEETING RLOO_STEP;; esac'
     executable(tmp_path, "srun", f'{passes}; echo "${{RLOO_MEETING:+ranks}} $RLOO_STEP" >>{tmp_path}/had')
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_EXPORT_ENV": export}
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", variable: export}
     monkeypatch.setattr(os, "environ", {**os.environ, **environment, "RLOO_STEP": "1"})
     nodes.launch(nodes.RankLayout(2, 2, 1), tmp_path / "policy", ["update"])
     prepare_jobs()

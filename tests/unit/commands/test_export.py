@@ -1,18 +1,22 @@
 """A policy of a run becomes a plain folder; an adapter is merged into its base."""
 
+import json
 import shutil
 
 import model_folders
 import pytest
 import torch
 from helpers import mini
-from transformers import AutoModelForCausalLM
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rloo_pipeline.artifacts.policy import Policy, seal
 from rloo_pipeline.commands.export import export
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import guard
 from rloo_pipeline.training import plain_model
+from rloo_pipeline.transformers_internals.tokenizer_file import as_in_other_programs
 
 IDS = torch.tensor([[5, 6, 7, 8, 9]])
 
@@ -68,3 +72,37 @@ def test_a_policy_of_a_run_that_is_write_protected_is_exported_into_a_folder_tha
     written = list((tmp_path / "plain").iterdir())
     assert all(path.stat().st_mode & 0o200 for path in (*written, tmp_path / "plain"))
     assert {path.name for path in written} == {path.name for path in tiny_model.iterdir()}
+
+
+def test_a_light_controller_exports_a_policy_without_loading_its_tokenizer(
+    tmp_path, tiny_model, caplog, monkeypatch
+) -> None:
+    shutil.copytree(tiny_model, tmp_path / "run" / "policies" / "00001")
+    seal(tmp_path / "run" / "policies" / "00001", "00001")
+    monkeypatch.setattr(guard, "is_installed", lambda name: name != "transformers")
+    monkeypatch.delattr(Policy, "tokenizer")
+    with caplog.at_level("INFO"):
+        export(Config(**mini()), tmp_path / "run", tmp_path / "plain", merge=False)
+    assert "transformers is missing" in caplog.text
+
+
+@pytest.mark.parametrize(("model_type", "is_mended"), [("llama", True), ("qwen2", False)])
+def test_an_exported_tokenizer_has_the_ids_of_training_in_other_programs(
+    tmp_path, tiny_model, caplog, model_type, is_mended
+) -> None:
+    """As DeepSeek-R1-Distill-Llama. Of some types transformers ignores the class that the folder names."""
+    folder = tmp_path / "run" / "policies" / "00001"
+    shutil.copytree(tiny_model, folder)
+    for name, change in (("config", {"model_type": model_type}), ("tokenizer_config", {"tokenizer_class": "Llama"})):
+        file = folder / f"{name}.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | change).replace('"Llama"', '"LlamaTokenizerFast"'))
+    seal(folder, "00001")
+    with caplog.at_level("INFO"):
+        export(Config(**mini()), tmp_path / "run", tmp_path / "plain", merge=False)
+    text = " A  word, 123 caf\u00e9s\n"
+    ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
+    with as_in_other_programs():
+        assert AutoTokenizer.from_pretrained(folder)(text)["input_ids"] != ids
+        assert (AutoTokenizer.from_pretrained(tmp_path / "plain")(text)["input_ids"] == ids) is is_mended
+    assert Policy(tmp_path / "plain").tokenizer(text)["input_ids"] == ids
+    assert ("warn: AutoTokenizer" in caplog.text) is not is_mended

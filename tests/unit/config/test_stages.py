@@ -34,3 +34,5 @@ def test_a_copy_with_other_keys_leaves_the_configuration_as_it_was() -> None:
     assert (changed.rounds, changed.deepspeed.processes, changed.deepspeed.zero_stage) == (7, 4, 2)
     assert config == Config(**mini()) != changed
     assert config.override({}) == config
+    with pytest.raises(AttributeError, match="proceses"):
+        config.override({"deepspeed.proceses": 4})

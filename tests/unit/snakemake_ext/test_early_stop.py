@@ -44,6 +44,8 @@ def test_the_call_that_finishes_a_run_ends_it_where_the_gate_did(tmp_path, monke
 def test_sigterm_does_not_wait_for_what_it_interrupts(monkeypatch) -> None:
     """Snakemake waits for the files of a job with the lock that its handler takes, and would wait forever."""
     monkeypatch.setattr(JobScheduler, "exit_gracefully", JobScheduler.exit_gracefully)
+    display = SimpleNamespace(stopping=False)
+    monkeypatch.setattr(early_stop, "displays", lambda _: [display])
     early_stop.end_gracefully(None)
     scheduler = JobScheduler.__new__(JobScheduler)
     scheduler._lock, scheduler._open_jobs, scheduler._user_kill = threading.Lock(), threading.Semaphore(0), None
@@ -52,6 +54,7 @@ def test_sigterm_does_not_wait_for_what_it_interrupts(monkeypatch) -> None:
         interrupted.start()
         interrupted.join(5)
         assert not interrupted.is_alive()
+        assert display.stopping, "jobs that the signal has ended too are no failures"
     assert scheduler._open_jobs.acquire(timeout=5)
     assert scheduler._user_kill == "graceful"
 

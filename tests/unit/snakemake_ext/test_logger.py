@@ -225,6 +225,13 @@ def test_the_failure_of_a_slurm_job_says_which_signal_killed_its_command(tmp_pat
     assert ("Its command" in message) == bool(words)
 
 
+def test_the_failure_of_a_slurm_job_that_never_ran_its_command_is_what_its_snakemake_says(tmp_path) -> None:
+    log, sentence = tmp_path / "7.log", "APPTAINER_BINDPATH names /scratch, which node2 does not have; take it out"
+    at = 'file "/work/project/workflow/rules/common.smk", line 27'
+    log.write_text(f"host: node2\nWorkflowError in {at}:\n{sentence}\n  File {at[5:]}, in <module>\n")
+    assert failures.message_of([str(log)], "SLURM job 7 (score) ended as FAILED. ", 0, {}) == sentence
+
+
 def test_a_job_that_worked_the_second_time_is_not_a_failure(tmp_path, capfd) -> None:
     call = Call(tmp_path / "results" / "mini")
     call.planned(1)

@@ -3,12 +3,13 @@
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pyarrow as pa
 import pytest
 
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.config import Reward
+from rloo_pipeline.config import Reward, Scoring
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.user_code import score_table
 from rloo_pipeline.user_code.score_batch import FunctionScores, log_summary
@@ -47,3 +48,20 @@ def test_a_mean_over_no_score_is_a_dash(scores, caplog) -> None:
     with caplog.at_level("INFO", "rloo"):
         log_summary(Reward(function="own.py:judge"), FunctionScores(scores, none, none, [0.0] * len(scores)))
     assert f"reward judge: mean – over 0 of {len(scores)}" in caplog.text
+
+
+def test_several_tables_are_scored_by_the_same_processes(monkeypatch) -> None:
+    """A reward model starts once for both kinds of completions of an evaluation."""
+    rewards = [Reward(function="own.py:judge")]
+    pools = MagicMock(rewards=rewards)
+    pools.__enter__.return_value = pools
+    pools.score.side_effect = lambda batch, *_: [FunctionScores([batch] * 2, [None] * 2, [None] * 2, [0.0] * 2)]
+    start = MagicMock(return_value=pools)
+    monkeypatch.setattr(score_table, "WorkerPools", start)
+    monkeypatch.setattr(score_table, "batch_of", MagicMock(side_effect=[1.0, 2.0]))
+    second = ROLLOUTS.set_column(0, "prompt_id", [["b", "b"]])
+    tables = score_table.score_tables(rewards, Scoring(), [ROLLOUTS, second], MagicMock(), Policy(Path("policy")))
+    assert [table["prompt_id"][0].as_py() for table in tables] == ["a", "b"]
+    assert [table["reward"].to_pylist() for table in tables] == [[1.0, 1.0], [2.0, 2.0]]
+    assert start.call_count == 1
+    assert [call.args[3] for call in pools.score.call_args_list] == [True, False], "the last one may end them"
