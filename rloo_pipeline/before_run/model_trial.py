@@ -82,7 +82,7 @@ def machine(inputs: RunInputs) -> Iterator[Finding]:
             if inputs.config.update.lora is not None:
                 model_support.check_dtype_on_gpu(dtype)
             if inputs.config.reproducible:
-                engine_arguments.check_invariant(inputs.model)
+                engine_arguments.check_invariant(inputs.model, rollout.quantization)
         else:
             engine_arguments.check_on_cpu(inputs.model, dtype, rollout.quantization, rollout.router_replay)
             engine_arguments.check_configured_heads(inputs.model)

@@ -93,7 +93,7 @@ def arguments(policy: Policy, engine: EngineSettings, needed: int, seed: int) ->
     if on_gpu and policy.is_adapter:
         model_support.check_dtype_on_gpu(engine.dtype)
     if on_gpu and os.environ.get("VLLM_BATCH_INVARIANT") == "1":
-        check_invariant(policy)
+        check_invariant(policy, engine.quantization)
     if not on_gpu:
         check_on_cpu(policy, engine.dtype, engine.quantization, engine.router_replay)
     longest = context_length(policy, needed)
@@ -128,8 +128,13 @@ def arguments(policy: Policy, engine: EngineSettings, needed: int, seed: int) ->
     return given | gpu_arguments(policy, engine, visible_gpu(engine.tensor_parallel_size), longest)
 
 
-def check_invariant(policy: Policy) -> None:
+def check_invariant(policy: Policy, quantization: str | None) -> None:
     """Raises UserError if vLLM has no batch-invariant kernels for a policy, which `reproducible` needs on GPUs."""
+    if quantization == "fp8_per_tensor" and policy.has_experts:  # vLLM's issue 57016
+        raise UserError(
+            "rollout.quantization: with fp8_per_tensor, vLLM rounds the inputs of experts by the largest of the batch, "
+            "so completions depend on the batch; use fp8_per_channel or fp8_per_block, or reproducible: false"
+        )
     if policy.is_recurrent:
         raise UserError(
             f"{policy.config_file}: vLLM has no batch-invariant kernels for the model's recurrent layers; set "

@@ -404,6 +404,17 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
             checks=MACHINE,
             gpu=True,
         ),
+        Case(
+            "with fp8_per_tensor, vLLM rounds the inputs of experts by the largest of the batch",
+            config={
+                "reproducible": True,
+                "model": {"dtype": "bfloat16"},
+                "rollout": {"quantization": "fp8_per_tensor"},
+            },
+            model=edited("config.json", num_experts=4),
+            checks=MACHINE,
+            gpu=True,
+        ),
     ),
     "rollout.engine_arguments.check_on_cpu": (
         Case("rollout.router_replay: vLLM returns the experts", config=REPLAY, checks=MACHINE),

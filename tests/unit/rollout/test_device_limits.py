@@ -70,12 +70,16 @@ def test_heads_of_other_sizes_are_refused() -> None:
         engine_arguments.check_heads(MODEL, engine(320, latent=True))
 
 
-def test_batch_invariant_sampling_on_a_gpu_is_refused_for_recurrent_layers_alone(monkeypatch) -> None:
+def test_batch_invariant_sampling_on_a_gpu_is_refused_where_vllm_lacks_it(monkeypatch) -> None:
     monkeypatch.setattr(Policy, "config", {"head_dim": 64})
-    engine_arguments.check_invariant(MODEL)
+    engine_arguments.check_invariant(MODEL, "fp8_per_tensor")
+    monkeypatch.setattr(Policy, "config", {"num_experts": 4})
+    engine_arguments.check_invariant(MODEL, "fp8_per_channel")
+    with pytest.raises(UserError, match="so completions depend on the batch"):
+        engine_arguments.check_invariant(MODEL, "fp8_per_tensor")
     monkeypatch.setattr(Policy, "config", DELTA)
     with pytest.raises(UserError, match="no batch-invariant kernels for the model's recurrent layers"):
-        engine_arguments.check_invariant(MODEL)
+        engine_arguments.check_invariant(MODEL, None)
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     monkeypatch.setattr(engine_arguments.devices, "device_type", lambda: "cuda")
     with pytest.raises(UserError, match="set reproducible: false"):
