@@ -34,7 +34,8 @@ def local_model(model: ModelSource, key: str = "model") -> Path | None:
         if not (path / "config.json").exists():
             what = "no config.json, so this is not a model folder"
             if (path / model_files.ADAPTER).exists():
-                what = "an adapter on another model; merge the two, those of a run with `rloo export RUN --merge`"
+                merge = "`rloo export RUN --merge --out MODEL`"
+                what = f"an adapter on another model; merge it into that model (if a run made it: {merge})"
             raise UserError(f"{name}: {what} ({key}.name_or_path)")
         return path
     dataset_inputs.require_hub_name(name, path, f"{key}.name_or_path")

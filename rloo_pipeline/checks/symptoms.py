@@ -252,7 +252,8 @@ def stale_rollouts(history: RoundHistory, *, effective_sample_size: Fraction = 0
     share, lag = history.now("sampling/token_effective_sample_size"), history.now("sampling/staleness")
     if not lag or share is None or share >= effective_sample_size:
         return None
-    age = "one round" if lag == 1 else f"{lag:.2g} rounds"
+    rounds = f"{lag:.2g}"
+    age = "one round" if rounds == "1" else f"{rounds} rounds"
     return f"tokens sampled {age} earlier are worth only {share:.0%} as many from the latest policy"
 
 

@@ -61,7 +61,11 @@ def _keep_ids(folder: Path, trust_remote_code: bool) -> None:
     if not guard.is_installed("transformers"):  # in the environment of a light controller
         say("warn: not checked that other programs read the tokenizer's ids as training did: transformers is missing")
         return
-    if _has_equal_ids(folder, trust_remote_code):
+    try:
+        if _has_equal_ids(folder, trust_remote_code):
+            return
+    except UserError as error:
+        say(f"warn: not checked that other programs read the tokenizer's ids as training did: {error}")
         return
     file = folder / "tokenizer_config.json"
     content = files.read_json(file) if file.exists() else {}
@@ -79,7 +83,11 @@ def _keep_ids(folder: Path, trust_remote_code: bool) -> None:
 
 
 def _has_equal_ids(folder: Path, trust_remote_code: bool) -> bool:
-    """True if transformers in other programs encodes and decodes text with this tokenizer as this package does."""
+    """True if transformers in other programs encodes and decodes text with this tokenizer as this package does.
+
+    Raises:
+        UserError: the tokenizer cannot be loaded.
+    """
     ours = Policy(folder, trust_remote_code).tokenizer
     with tokenizer_file.as_in_other_programs():
         try:

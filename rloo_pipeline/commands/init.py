@@ -26,7 +26,7 @@ from rloo_pipeline.commands.trl_options import groups
 from rloo_pipeline.commands.trl_project import TrlProject
 from rloo_pipeline.config.loading import flow
 from rloo_pipeline.config.run_keys import valid_run_name
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, counted
 from rloo_pipeline.report.frame import templates_of
 from rloo_pipeline.runtime import devices, installation
 from rloo_pipeline.runtime.console import Terminal
@@ -254,7 +254,8 @@ def files_of(context: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def next_steps(folder: Path, data: ProjectData, fetch: str, console: Terminal) -> None:
     """Prints the next commands to type. `fetch` is the line that fetches the data, or empty."""
     if data.splits:
-        console.print(f"{data.name}: {', '.join(f'{len(rows)} rows in {name}' for name, rows in data.splits.items())}")
+        files = (f"{counted(len(rows), 'row')} in {name}" for name, rows in data.splits.items())
+        console.print(f"{data.name}: {', '.join(files)}")
     enter = "" if folder.resolve() == Path.cwd() else f"  cd {shlex.quote(str(folder))}\n"
     console.print(
         f"\nNext:\n{enter}{fetch}  rloo check               # model, data and reward, in seconds\n"

@@ -74,7 +74,9 @@ def plan(runs: RunSet, gpu: str | None, wait: float | None = None, gpus: int | N
         f"{runs.name}: {counted(len(arms), 'arm')} × {counted(seeds, 'seed')} = {counted(len(runs.configs), 'run')}"
     )
     console.print(table)
-    console.print(f"{len(runs.shared)} groups of files are shared, which saves {estimate.jobs_saved(runs):,} jobs.")
+    console.print(
+        f"Shared: {counted(len(runs.shared), 'group')} of files, which saves {estimate.jobs_saved(runs):,} jobs."
+    )
     for note in dict.fromkeys(note for config in arms.values() for note in inputs.require(config)):
         console.print(f"note: {note}", style="yellow")
 

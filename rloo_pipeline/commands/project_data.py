@@ -4,7 +4,6 @@ import json
 import random
 import re
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ ANSWER_COLUMNS = ("answer", "solution", "ground_truth", "target", "label", "outp
 """Usual names of these columns, in order of preference."""
 HELD_OUT_NAMES = ("test", "eval", "validation", "valid", "dev")
 HELD_OUT_SHARE, MOST_HELD_OUT = 0.2, 500
-"""Share of the rows of a single file that is held out, and the maximum number."""
+"""Share of the prompts of a single file that is held out, and the maximum number of rows."""
 EXAMPLES = 3
 
 
@@ -124,10 +123,10 @@ def _files(name: str, path: Path, held_out: str | None) -> list[Path]:
     if path.is_dir():
         by_stem = {file.stem: file for file in sorted(path.iterdir()) if file.suffix in FORMATS}
         tests = [by_stem[stem] for stem in HELD_OUT_NAMES if stem in by_stem]
-        if any((path / file).is_file() for file in ("dataset_dict.json", "state.json")):
-            write = f"datasets.load_from_disk({name!r}).to_json('train.jsonl')"
-            raise UserError(f"--data {name}: was written by save_to_disk; write rows with {write}, part by part")
         if "train" not in by_stem or not (tests or held_out):
+            if any((path / file).is_file() for file in ("dataset_dict.json", "state.json")):
+                write = f"datasets.load_from_disk({name!r}).to_json('train.jsonl')"
+                raise UserError(f"--data {name}: was written by save_to_disk; write rows with {write}, part by part")
             raise UserError(
                 f"--data {name}: no train and test files ({', '.join(FORMATS)}) in this folder; name a file with "
                 "--data FILE, and one of held-out rows with --held-out FILE if there is one"
@@ -156,7 +155,10 @@ def _split(rows: Sequence[Row], file: Path, prompt: str) -> dict[str, Sequence[R
         places.setdefault(repr(row[prompt]), []).append(index)
     groups = [*places.values()] if len(places) > 1 else [[index] for index in range(len(rows))]
     count = min(MOST_HELD_OUT, max(1, round(len(groups) * HELD_OUT_SHARE)))
-    chosen = set(chain.from_iterable(random.Random(0).sample(groups, count)))
+    chosen = set[int]()
+    for group in random.Random(0).sample(groups, count):
+        if not chosen or len(chosen) + len(group) <= MOST_HELD_OUT:
+            chosen.update(group)
     train = [row for index, row in enumerate(rows) if index not in chosen]
     return {"data/train.jsonl": train, "data/eval.jsonl": [rows[index] for index in sorted(chosen)]}
 
@@ -184,5 +186,5 @@ def _column(
     if column_name is not None and column_name not in columns:
         suggestion = did_you_mean(column_name, columns) or f" ({', '.join(columns)})"
         raise UserError(f"{option} {column_name}: {name} has no such column{suggestion}")
-    by_lower = {column.lower(): column for column in reversed(columns)}
+    by_lower = {column.lower(): column for column in reversed(columns)} | {column: column for column in columns}
     return column_name or next((by_lower[column] for column in usual if column in by_lower), None)

@@ -157,12 +157,12 @@ def _summary(reward: Reward, scored: FunctionScores, samples: int, seconds: floa
     table = Table(title=f"{reward.function} on {counted(count, 'row')}", title_justify="left", show_header=False)
     per_row = f"{1000 * sum(scored.seconds) / count:.3g} ms per row in the function"
     table.add_row("time", f"{seconds:.2f} s with {workers} worker(s), {count / seconds:,.0f} rows/s; {per_row}")
-    table.add_row("None", f"{1 - len(scores) / count:.1%} ({count - len(scores)} rows)")
-    table.add_row("failed", f"{sum(error is not None for error in scored.errors)} rows")
+    table.add_row("None", f"{1 - len(scores) / count:.1%} ({counted(count - len(scores), 'row')})")
+    table.add_row("failed", counted(sum(error is not None for error in scored.errors), "row"))
     if rows_with_note := [row for row, note in enumerate(scored.notes) if note]:
         table.add_row(
             "not scored, with a reason",
-            f"{len(rows_with_note)} rows, row {rows_with_note[0]}: {scored.notes[rows_with_note[0]]}",
+            f"{counted(len(rows_with_note), 'row')}, row {rows_with_note[0]}: {scored.notes[rows_with_note[0]]}",
         )
     if len(scores):
         table.add_row("mean, standard deviation", f"{scores.mean():.4g}, {scores.std():.4g}")

@@ -206,12 +206,19 @@ class _Filled(ast.NodeTransformer):
         return self.generic_visit(node) if is_own or not self.script.is_parsed(node.value) else self._written(node)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
-        """Leaves out `arguments.dataset_name` before `or` if it is not given: TRL's default is None."""
+        """Leaves out `arguments.dataset_name` before `or` if neither the script nor its options name it: TRL's default
+        is None.
+        """
         first = node.values[0]
-        is_name = (
-            isinstance(first, ast.Attribute) and first.attr == "dataset_name" and self.script.is_parsed(first.value)
-        )
-        if is_name and isinstance(node.op, ast.Or) and self.script.holds(first) is None:
+        if (
+            isinstance(node.op, ast.Or)
+            and isinstance(first, ast.Attribute)
+            and first.attr == "dataset_name"
+            and not (isinstance(first.value, ast.Name) and first.value.id in self.own)
+            and self.script.is_parsed(first.value)
+            and self.script.holds(first) is None
+            and not re.search(r"\bdataset[_-]name\b(?=\s*:|['\"])", self.script.text)  # a field, or an argument
+        ):
             self.has_changed = True
             del node.values[0]
         kept: ast.AST = self.generic_visit(node) if len(node.values) > 1 else self.visit(node.values[0])

@@ -71,7 +71,7 @@ class TrlModel:
             shown_as = ast.unparse(node) if node is not None else "no argument"
             problem = f"the script does not show the model ({shown_as}); name it with --model"
             if isinstance(target, ast.Attribute) and self.script.is_parsed(target.value):
-                as_called = f"--from-trl '{self.script.path.name} --{target.attr} …'"
+                as_called = f"--from-trl '{self.script.path} --{target.attr} …'"
                 problem = f"{problem}, or give the options of the script, too: {as_called}"
             raise UserError(self.script.at(node or self.script.trainer, problem))
         self._row("model", name, "model.name_or_path")

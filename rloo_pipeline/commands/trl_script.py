@@ -3,7 +3,7 @@
 import ast
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +114,14 @@ class TrlScript(ScriptValues):
         call, args = getattr(node, "value", None), self.arguments.get("args")
         if not isinstance(call, ast.Call) or call in self.calls or args is None:
             return None
-        is_named = isinstance(node, ast.Assign) and name_of(call.func).startswith(("set", "update", "apply"))
-        if not isinstance(node, ast.Expr) and not is_named:
-            return None
+        if not isinstance(node, ast.Expr):  # a call with a result may do something else
+            function = self.function_of(call)
+            if function:
+                sets = _sets_attributes(function, {argument.arg for argument in function.args.args})
+            else:
+                sets = name_of(call.func).startswith(("set_", "setup", "update", "apply"))
+            if not sets or not isinstance(node, ast.Assign | ast.AnnAssign):
+                return None
         given = [*call.args, *(keyword.value for keyword in call.keywords)]
         if isinstance(call.func, ast.Attribute) and call.func.attr.startswith("set_"):
             given.append(call.func.value)
@@ -214,22 +219,29 @@ def _trainer(path: Path, tree: ast.Module) -> ast.Call:
 
 
 def _sets_entries(node: ast.AST) -> bool:
-    """True for `vars(config)["beta"]` and `config.__dict__["beta"]` where they are set, and for `….update(…)`."""
+    """True for `vars(config)["beta"]` and `config.__dict__["beta"]` where they are set, and for `….update(…)` and
+    `….setdefault(…)`.
+    """
     match node:
         case ast.Subscript(ast.Call(ast.Name("vars")) | ast.Attribute(attr="__dict__"), ctx=ast.Store()):
             return True
-        case ast.Call(ast.Attribute(ast.Call(ast.Name("vars")) | ast.Attribute(attr="__dict__"), "update")):
+        case ast.Call(
+            ast.Attribute(ast.Call(ast.Name("vars")) | ast.Attribute(attr="__dict__"), "update" | "setdefault")
+        ):
             return True
     return False
 
 
-def _sets_attributes(node: ast.AST) -> bool:
-    """True if lines in a node set attributes."""
-    return any(
-        (isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store))
-        or (isinstance(part, ast.Call) and name_of(part.func) == "setattr")
+def _sets_attributes(node: ast.AST, of: Collection[str] | None = None) -> bool:
+    """True if lines in a node set attributes, or if `of` is given, those of variables with these names."""
+    changed = (
+        part.value if isinstance(part, ast.Attribute) else next(iter(part.args), part)
         for part in ast.walk(node)
+        if (isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store))
+        or (isinstance(part, ast.Call) and name_of(part.func) == "setattr")
     )
+    entries = any(map(_sets_entries, ast.walk(node)))
+    return entries or any(of is None or ast.unparse(variable) in of for variable in changed)
 
 
 def _only_shows(statement: ast.stmt) -> bool:

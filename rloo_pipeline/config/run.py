@@ -7,7 +7,6 @@ A stage gets only its own sections (`Config.only`), and Snakemake reruns it when
 import os
 from collections.abc import Iterator, Mapping
 from functools import reduce
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self
 
@@ -229,9 +228,11 @@ class Config(RunKeys):
         """A copy with some keys changed, each written as `key` or `section.key`."""
         config = self
         for path, value in changes.items():
-            attrgetter(path)(config)  # raises AttributeError for a misspelt key, which model_copy would add
             section, _, key = path.partition(".")
-            changed = getattr(config, section).model_copy(update={key: value}) if key else value
+            owner = getattr(config, section) if key else config
+            if (key or section) not in type(owner).model_fields:
+                raise AttributeError(path)  # model_copy would add it
+            changed = owner.model_copy(update={key: value}) if key else value
             config = config.model_copy(update={section: changed})
         return config
 

@@ -114,9 +114,9 @@ def charts(config: Config) -> list[Chart]:
     actions = "tokens" if config.algorithm.importance_sampling_level == "token" else "completions"
     effect = "weight was cut" if config.algorithm.clip == "cispo" else "gradient was removed"
     kl = config.algorithm.kl
-    measured = f"Distance of the {'policy in training' if kl.placement == 'loss' else 'sampling policy'} from policy 0"
-    older = config.rollout.lag or config.rollout.token_budget
-    if older and kl.placement != "loss" and config.algorithm.old_logps == "trainer":
+    in_loss, older = kl.placement == "loss", config.rollout.lag or config.rollout.token_budget
+    measured = f"Distance of the {'policy in training' if in_loss else 'sampling policy'} from policy 0"
+    if older and kl.estimator == "k1" and (in_loss or config.algorithm.old_logps == "trainer"):
         measured = "KL from policy 0 of the latest policy on samples of older ones, which can be below 0"
     return [
         REWARD,

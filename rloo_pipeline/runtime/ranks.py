@@ -130,10 +130,13 @@ def main() -> None:
             failed.write_text(f"their launcher was {ending(128 + error.sigval)}")
         raise
     except ChildFailedError as error:
-        rank, failure = next(iter(error.failures.items()))  # torchrun itself has ended those after it
-        if failure.exitcode < 0 and not (failure.exitcode == -signal.SIGABRT and failed.exists()):
-            advice = "; if memory ran out, give the job more" if failure.exitcode == -signal.SIGKILL else ""
-            failed.write_text(f"rank {rank} was {ending(128 - failure.exitcode)}{advice}")
+        killed = [one for one in error.failures.items() if one[1].exitcode == -signal.SIGKILL]
+        rank, failure = next(iter([*killed, *error.failures.items()]))  # torchrun itself ends others by SIGTERM
+        said = failed.read_text() if failed.exists() else ""
+        if failure.exitcode < 0 and not (failure.exitcode == -signal.SIGABRT and said):
+            earlier = said and f"; the first error was: {said}"  # perhaps its own, and the signal ended its exit
+            after = "; if memory ran out, give the job more" if killed else earlier
+            failed.write_text(f"rank {rank} was {ending(128 - failure.exitcode)}{after}")
         raise
 
 

@@ -123,20 +123,25 @@ def _differences(before: list[Any], now: list[Any]) -> Iterator[str]:
     string.
     """
     old, new = dict(_flat(before)), dict(_flat(now))
+    lines = list[str]()
     for key in sorted(old.keys() | new.keys()):
         old_value, new_value = (_value(values[key]) if key in values else "(not set)" for values in (old, new))
         if (key in old) != (key in new) or old[key] != new[key]:
-            yield f"{key}: {old_value} → {new_value}"
+            lines.append(f"{key[1]}: {old_value} → {new_value}")
+    yield from dict.fromkeys(lines)  # the same change in several runs once
     if any(isinstance(value, str) for value in [*before, *now]):
         yield "the stage's source code has changed"
 
 
-def _flat(parameters: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    """Yields dotted keys and values of all parameters that are mappings, or lists of mappings: one for each run."""
+def _flat(parameters: Iterable[Any]) -> Iterator[tuple[tuple[int, str], Any]]:
+    """Yields dotted keys and values of all parameters that are mappings, or lists of mappings: one for each run. The
+    number of the run is part of the key.
+    """
     for parameter in parameters:
-        for mapping in parameter if isinstance(parameter, list) else [parameter]:
+        mappings = parameter if isinstance(parameter, list) else [parameter]
+        for number, mapping in enumerate(mappings):
             if isinstance(mapping, Mapping):
-                yield from _under("", mapping)
+                yield from (((number, key), value) for key, value in _under("", mapping))
 
 
 def _under(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:

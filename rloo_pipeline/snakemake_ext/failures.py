@@ -17,7 +17,7 @@ from rloo_pipeline.errors import ending, nearly_full, no_space_left
 from rloo_pipeline.snakemake_ext.configfiles import is_snakemake
 
 ERROR = re.compile(r"^(?:\S+ \S+ ERROR rloo: )?rloo \S+: error: (?P<message>.*)$", re.MULTILINE)
-REFUSAL = re.compile(r'^WorkflowError in file "\S*/common\.smk", line \d+:\n(.*)$', re.MULTILINE)
+REFUSAL = re.compile(r'^WorkflowError in file "[^"\n]*/(?:common\.smk|Snakefile)", line \d+:\n(.*)$', re.MULTILINE)
 """Pattern of the error with which Snakemake's process in a SLURM job ends before it runs the stage."""
 COMMAND = "RLOO_COMMAND"
 """Environment variable with the command that the user typed, if it was not `snakemake`."""

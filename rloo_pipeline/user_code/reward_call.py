@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from math import inf, isfinite
 from typing import Any, NamedTuple
 
-from rloo_pipeline.errors import one_line
+from rloo_pipeline.errors import counted, one_line
 
 Scores = list[float | None]
 OWN_ARGUMENTS = ("prompts", "completions", "completion_ids")
@@ -121,7 +121,7 @@ def checked_scores(returned: Any, rows: Sequence[int], notes: Iterable[Any] = ()
     if not isinstance(returned, Sequence) or isinstance(returned, str | bytes | bytearray | memoryview):
         raise BadOutputError(f"returned {type(returned).__name__}, not a list with one number or None per completion")
     if len(returned) != len(rows):
-        count = f"{len(returned)} scores for {len(rows)} completions"
+        count = f"{counted(len(returned), 'score')} for {counted(len(rows), 'completion')}"
         raise BadOutputError(f"returned {count} ({rows_text(rows)}); return one number or None per completion")
     return [_number(value, row) for value, row in zip(returned, rows, strict=True)]
 

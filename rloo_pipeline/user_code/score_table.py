@@ -38,7 +38,11 @@ def score_table(
 def score_tables(
     rewards: Sequence[Reward], scoring: Scoring, rollouts: Sequence[pa.Table], prompts: PromptSet, policy: Policy
 ) -> list[pa.Table]:
-    """Scores several rollouts tables with the same processes of all functions."""
+    """Scores rollouts tables. A function's processes start once, unless several functions take turns on GPUs: a process
+    ends when its function's last table is done.
+    """
+    if len(rollouts) > 1 and sum(bool(reward.gpus) for reward in rewards) > 1:
+        return [score_table(rewards, scoring, table, prompts, policy) for table in rollouts]
     if any(reward.gpus for reward in rewards):
         devices.free_gpu()  # a sampler in this process may hold the GPU
     with WorkerPools(rewards, scoring.workers) as pools:

@@ -86,6 +86,7 @@ def check_round(run: Path, number: int, config: Config) -> None:
     groups = [rows[first : first + 4] for first in range(0, len(rows), 4)]
     used = [group for group in groups if key(group[0]) in trained]
     assert len(trained) == 4 * len(used)
+    assert used or number > 1, "round 1 trains"
     for group in used:
         left_out = [trained[key(row)]["masked"] for row in group]
         returns = []

@@ -218,7 +218,7 @@ def test_a_policy_of_another_architecture_gives_a_one_line_error(tmp_path, tiny_
 
 REWARDS = {
     "raises": ("raise ValueError('boom')", ["raised ValueError: boom (mine.py, line 2) for row 0"]),
-    "wrong length": ("return [1.0]", ["1 scores for 4 completions", "rows 0 to 3"]),
+    "wrong length": ("return [1.0]", ["1 score for 4 completions", "rows 0 to 3"]),
     "not a number": ("return [float('nan')] * len(completions)", ["nan", "row 0"]),
     "infinite": ("return [0.0] * 3 + [float('inf')]", ["inf", "row 3"]),
     "a word": ("return ['good'] * len(completions)", ["'good'", "row 0"]),

@@ -794,6 +794,13 @@ def test_data_that_stand_in_for_an_option_are_those_without_it(words, name) -> N
     assert f"Dataset.from_json({name})" in Path("project/data.py").read_text()
 
 
+def test_data_do_not_stand_in_for_an_option_whose_default_the_script_hides() -> None:
+    script = AGENT.replace(".dataset_name", ".dataset_name or 'a.json'")
+    hidden = "class Own(ScriptArguments):\n    dataset_name: str = os.environ.get('DATA', 'b.json')\n"
+    with pytest.raises(UserError, match="give the option dataset_name"):
+        project(hidden + script, "--model_name_or_path m")
+
+
 @pytest.mark.parametrize(
     ("script", "words", "message"),
     [

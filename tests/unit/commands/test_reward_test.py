@@ -29,7 +29,7 @@ def test_a_function_is_called_with_several_completions_as_in_a_run(tmp_path) -> 
     data, function = tmp_path / "data.jsonl", tmp_path / "mine.py"
     data.write_text('{"question": "1+1", "answer": "2"}\n{"question": "1+2", "answer": "3"}\n')
     function.write_text("def mine(completions):\n    return [1.0]\n")
-    with pytest.raises(UserError, match=r"returned 1 scores for 2 completions"):
+    with pytest.raises(UserError, match=r"returned 1 score for 2 completions"):
         reward_test(Reward(function=f"{function}:mine"), data, None, 1, None)
     function.write_text("def mine(completions):\n    return [1.0 for text, in [completions]]\n")
     with pytest.raises(UserError, match=r"1 of 2 rows failed, row 0 first: .*too many values to unpack"):

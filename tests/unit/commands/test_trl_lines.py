@@ -363,6 +363,7 @@ GRPOTrainer("org/model", length, config, load_dataset("org/data", split="train")
         ("c = config\nc.beta = 0.4\nconfig.temperature = config.beta", 0.4, 0.4),
         ("config.beta = 0.4\nconfig = GRPOConfig(beta=0.3)", 0.3, None),
         ("mixed(Other(), config)", 0.1, 0.4),
+        ("def tune(c):\n    c.beta = 0.9\n    return 1\ndone = tune(config)", 0.9, None),
         ("def off(c):\n    if 1 > 0: return\n    c.beta = 0.9\noff(config)", 0.1, None),
         ("config = GRPOConfig()", 0.0, None),  # the fields of another class are not read
     ],
@@ -383,6 +384,9 @@ def test_lines_that_set_options_count_in_the_order_in_which_they_run_and_for_the
         "mine.tune(c=config)",
         "if mine.here(): tune(config)",
         "done = mine.set_up(config)",
+        "done: bool = mine.set_up(config)",
+        "def tune(c): vars(c)['beta'] = 0.9\ntune(config)",
+        "vars(config).setdefault('beta', 0.5)",
         "vars(config)['beta'] = 0.5",
         "config.__dict__['beta'] = 0.5",
         "config.__dict__.update(beta=0.5)",
@@ -393,7 +397,8 @@ def test_lines_that_set_options_count_in_the_order_in_which_they_run_and_for_the
 def test_a_line_that_may_set_options_is_listed_in_each_form(lines) -> None:
     called = "override(config, {'beta': 0.5})" if "setattr" in lines else lines
     config, output = project(CONFIG.format(lines=called, after=""))
-    assert f": {lines}" in " ".join(output.partition("Without a counterpart")[2].split())
+    shown = lines.partition("\n")[0].removeprefix("def tune(c): ")
+    assert f": {shown}" in " ".join(output.partition("Without a counterpart")[2].split())
     assert config["algorithm"]["beta"] == 0.1
 
 

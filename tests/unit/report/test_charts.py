@@ -84,6 +84,7 @@ def test_captions_are_those_of_the_algorithm(algorithm: dict[str, Any], kl: str,
     ("algorithm", "kl"),
     [
         ({}, "KL from policy 0 of the latest policy on samples of older ones, which can be below 0: nats"),
+        ({"kl": {"estimator": "k3"}}, "Distance of the sampling policy from policy 0: nats"),
         ({"old_logps": "sampler"}, "Distance of the sampling policy from policy 0: nats"),
         ({"preset": "grpo"}, "Distance of the policy in training from policy 0: nats"),
     ],

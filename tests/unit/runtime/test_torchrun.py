@@ -40,6 +40,8 @@ LOST = "my.yaml: a key; drop it"
     ("codes", "why"),
     [
         ((-9, 1), "rank 0 was killed by SIGKILL; if memory ran out, give the job more"),
+        ((1, -9), "rank 1 was killed by SIGKILL; if memory ran out, give the job more"),
+        ((-11, 1), f"rank 0 was killed by SIGSEGV; the first error was: {LOST}"),
         ((1, -15), LOST),
         ((-6, 1), LOST),
     ],

@@ -225,9 +225,10 @@ def test_the_failure_of_a_slurm_job_says_which_signal_killed_its_command(tmp_pat
     assert ("Its command" in message) == bool(words)
 
 
-def test_the_failure_of_a_slurm_job_that_never_ran_its_command_is_what_its_snakemake_says(tmp_path) -> None:
+@pytest.mark.parametrize("file", ["rules/common.smk", "Snakefile"])
+def test_the_failure_of_a_slurm_job_that_never_ran_its_command_is_what_its_snakemake_says(tmp_path, file) -> None:
     log, sentence = tmp_path / "7.log", "APPTAINER_BINDPATH names /scratch, which node2 does not have; take it out"
-    at = 'file "/work/project/workflow/rules/common.smk", line 27'
+    at = f'file "/work/my project/workflow/{file}", line 27'
     log.write_text(f"host: node2\nWorkflowError in {at}:\n{sentence}\n  File {at[5:]}, in <module>\n")
     assert failures.message_of([str(log)], "SLURM job 7 (score) ended as FAILED. ", 0, {}) == sentence
 
@@ -368,6 +369,7 @@ def params(before: object, now: object) -> str:
         (params("abc", "abd"), "the stage's source code has changed"),
         (params(SimpleNamespace(), 1), "other parameters"),
         (params(["wandb"], ["mlflow"]), "other parameters"),
+        (params([{"seed": 1}, {"seed": 2}], [{"seed": 3}, {"seed": 2}]), "seed: 1 → 3"),
         (params([BEFORE, BEFORE], [BEFORE | {"seed": 2}] * 2), "seed: 1 → 2"),
         ("Missing output files: results/a, results/b", "output missing"),
         ("Missing output files: a; Input files updated by another job: b", "output missing"),

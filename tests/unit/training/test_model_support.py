@@ -92,7 +92,9 @@ def test_an_adapter_beside_a_config_json_is_not_a_model(tmp_path) -> None:
 
 def test_an_adapter_without_a_config_json_as_runs_write_it_has_to_be_merged(tmp_path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(UserError, match=r": an adapter on another model; merge the two, .* \(model\.name_or_path\)$"):
+    with pytest.raises(
+        UserError, match=r": an adapter on another model; merge it into that model .* \(model\.name_or_path\)$"
+    ):
         model_inputs.local_model(ModelSource(name_or_path=str(tmp_path)))
 
 

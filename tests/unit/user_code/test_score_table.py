@@ -50,18 +50,20 @@ def test_a_mean_over_no_score_is_a_dash(scores, caplog) -> None:
     assert f"reward judge: mean – over 0 of {len(scores)}" in caplog.text
 
 
-def test_several_tables_are_scored_by_the_same_processes(monkeypatch) -> None:
-    """A reward model starts once for both kinds of completions of an evaluation."""
-    rewards = [Reward(function="own.py:judge")]
+@pytest.mark.parametrize(("gpus", "starts"), [([0], 1), ([1], 1), ([1, 0], 1), ([1, 1], 2)])
+def test_several_tables_are_scored_by_the_same_processes(monkeypatch, gpus, starts) -> None:
+    """A reward model starts once for both kinds of completions of an evaluation, if no other shares its GPUs."""
+    rewards = [Reward(function=f"own.py:judge{place}", gpus=count) for place, count in enumerate(gpus)]
     pools = MagicMock(rewards=rewards)
     pools.__enter__.return_value = pools
-    pools.score.side_effect = lambda batch, *_: [FunctionScores([batch] * 2, [None] * 2, [None] * 2, [0.0] * 2)]
+    none = [None, None]
+    pools.score.side_effect = lambda batch, *_: [FunctionScores([batch] * 2, none, none, [0.0] * 2)] * len(gpus)
     start = MagicMock(return_value=pools)
     monkeypatch.setattr(score_table, "WorkerPools", start)
     monkeypatch.setattr(score_table, "batch_of", MagicMock(side_effect=[1.0, 2.0]))
     second = ROLLOUTS.set_column(0, "prompt_id", [["b", "b"]])
     tables = score_table.score_tables(rewards, Scoring(), [ROLLOUTS, second], MagicMock(), Policy(Path("policy")))
     assert [table["prompt_id"][0].as_py() for table in tables] == ["a", "b"]
-    assert [table["reward"].to_pylist() for table in tables] == [[1.0, 1.0], [2.0, 2.0]]
-    assert start.call_count == 1
-    assert [call.args[3] for call in pools.score.call_args_list] == [True, False], "the last one may end them"
+    assert [table["reward"].to_pylist() for table in tables] == [[1.0 * len(gpus)] * 2, [2.0 * len(gpus)] * 2]
+    assert start.call_count == starts
+    assert [call.args[3] for call in pools.score.call_args_list] == [starts == 1, False], "the last one may end them"
