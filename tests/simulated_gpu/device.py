@@ -1,0 +1,137 @@
+"""Runs `rloo` commands as on a machine with one GPU, whose memory is host memory (`device.cpp`).
+
+`python device.py LIBRARY` reads commands, each a line of JSON, runs them as forks of this process, and writes their
+exit statuses. torch looks for CUDA when it is imported, so the library is loaded first.
+"""
+
+import ctypes
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import traceback
+import types
+from pathlib import Path
+from typing import Any
+
+GPU = types.SimpleNamespace(name="simulated", total_memory=80 * 2**30, major=8, minor=0)
+ANSWERS: dict[str, Any] = {
+    **dict.fromkeys(["is_available", "is_initialized", "is_bf16_supported"], True),
+    **dict.fromkeys(["_lazy_init", "set_device", "synchronize", "empty_cache", "manual_seed", "manual_seed_all"]),
+    **dict.fromkeys(["current_device", "memory_allocated", "max_memory_allocated", "memory_reserved"], 0),
+    **dict.fromkeys(["reset_peak_memory_stats", "max_memory_reserved", "nvtx.range_push", "nvtx.range_pop"], 0),
+    "device_count": 1,
+    "get_device_name": GPU.name,
+    "get_device_properties": GPU,
+    "memory_stats": {},
+    "get_device_capability": (GPU.major, GPU.minor),
+    "mem_get_info": (GPU.total_memory, GPU.total_memory),
+}
+"""What functions of torch.cuda return."""
+
+
+class Stream:
+    """A stream or an event of the GPU. Each operation has ended when the next one starts, so it never waits."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+    def record(self, *_: object) -> None: ...
+    def synchronize(self) -> None: ...
+    def wait_stream(self, _: object) -> None: ...
+    def wait_event(self, _: object) -> None: ...
+
+
+def torch_folder() -> Path:
+    """torch's folder, without importing it."""
+    found = importlib.util.find_spec("torch")
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent
+
+
+def build(folder: Path) -> Path:
+    """Compiles the device. Returns the library."""
+    torch, library = torch_folder(), folder / "device.so"
+    paths = ["-isystem", torch / "include", "-L", torch / "lib", f"-Wl,-rpath,{torch / 'lib'}"]
+    source = Path(__file__).with_name("device.cpp")
+    options = ["-std=c++20", "-O1", "-shared", "-fPIC"]
+    subprocess.run(["g++", *options, *paths, source, "-lc10", "-ltorch_cpu", "-o", library], check=True)
+    return library
+
+
+def load(library: Path) -> None:
+    """Loads the device and then torch, and makes all replacements in torch."""
+    ctypes.CDLL(str(library))
+    import torch
+    import torch.nn.attention.varlen
+    from torch import distributed
+
+    for name, answer in ANSWERS.items():
+        module, _, function = name.rpartition(".")
+        owner = getattr(torch.cuda, module) if module else torch.cuda
+        setattr(owner, function, lambda *_, answer=answer, **__: answer)
+    for name in ("Stream", "Event", "stream", "current_stream", "default_stream", "device"):
+        setattr(torch.cuda, name, Stream)
+    torch._C._cuda_getCurrentRawStream = lambda _: 0  # for bitsandbytes, which peft imports
+    torch.Tensor.record_stream = lambda *_: None
+    torch.nn.attention.varlen.varlen_attn = attention
+    distributed.init_process_group = one_rank
+
+
+def one_rank(*_: object, **__: object) -> None:
+    """Creates a group of one rank in place of NCCL's."""
+    from torch.distributed.distributed_c10d import init_process_group
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+
+
+def attention(
+    query: Any, key: Any, value: Any, starts: Any, *_: Any, scale: float, window_size: tuple[int, int], enable_gqa: bool
+) -> Any:
+    """FlashAttention of packed sequences, by its formula."""
+    import torch
+
+    assert enable_gqa
+    assert query.dtype in (torch.bfloat16, torch.float16)
+    assert starts.dtype == torch.int32
+    outputs = []
+    for begin, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+        q, k, v = (heads[begin:end].transpose(0, 1).float() for heads in (query, key, value))
+        k, v = (heads.repeat_interleave(len(q) // len(k), 0) for heads in (k, v))
+        places = torch.arange(end - begin, device=query.device)
+        back, window = places[:, None] - places, window_size[0] if window_size[0] >= 0 else end
+        scores = (q @ k.mT * scale).masked_fill((back < 0) | (back > window), -torch.inf)
+        outputs.append((scores.softmax(-1) @ v).transpose(0, 1).to(query.dtype))
+    return torch.cat(outputs)
+
+
+def run(command: list[str]) -> int:
+    """Runs a command as a fork of this process. Returns its exit status."""
+    if child := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code: object = 1
+    try:
+        os.dup2(2, 1)  # the parent's output is for statuses
+        from rloo_pipeline.cli import main as cli
+
+        cli.main(command)
+        code = 0
+    except SystemExit as end:
+        code = end.code or 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1)
+
+
+if __name__ == "__main__":
+    load(Path(sys.argv[1]))
+    from rloo_pipeline.training import engine
+
+    engine.import_libraries()
+    for line in sys.stdin:
+        print(run(json.loads(line)), flush=True)

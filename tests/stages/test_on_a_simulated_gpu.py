@@ -1,0 +1,120 @@
+"""Updates on a GPU are those on CPUs. The GPU is simulated: its tensors cannot be mixed with tensors on the CPU.
+
+It shows neither CUDA's kernels, streams and memory, nor several ranks.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import forks
+import pytest
+import torch
+from helpers import ROOT, Round
+from simulated_gpu import device
+
+from rloo_pipeline.artifacts import manifest
+from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.demo.character_model import tiny_qwen3
+from rloo_pipeline.training import self_check
+
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
+CASES = {
+    "KL in the loss, two passes, recomputed activations": {
+        "algorithm": {
+            "beta": 0.1,
+            "kl": {"placement": "loss", "estimator": "k3"},
+            "num_iterations": 2,
+            "mismatch": {"correction": "token_tis", "max": 2.0},
+            "importance_sampling_level": "token",
+        },
+        "deepspeed": {"gradient_checkpointing": "offload"},
+    },
+    "ZeRO 3": {"deepspeed": {"zero_stage": 3}},
+    "Muon": {"update": {"optimizer": "muon"}},
+    "LoRA in bfloat16": {"model": {"dtype": "bfloat16"}, "update": {"lora": {"r": 4, "lora_alpha": 8}}},
+}
+TOLERANCES = {"Muon": 0.05, "LoRA in bfloat16": 0.4}
+"""Largest distance of the policies, as a share of the second update, where not everything is computed in float32."""
+MIXED = """
+import pathlib, sys
+sys.path.insert(0, sys.argv[2])
+from simulated_gpu import device
+device.load(pathlib.Path(sys.argv[1]))
+import torch
+here, there = torch.ones(2, 2, device="cuda"), torch.ones(2, 2)
+assert (here @ here)[torch.tensor([1])].cpu().tolist() == [[2.0, 2.0]] and float((here * there[0, 0]).sum()) == 4
+for mix in (torch.add, torch.matmul, torch.Tensor.mul_, lambda *both: torch.cat(both)):
+    for both in ((here, there), (there, here)):
+        try:
+            mix(*both)
+        except RuntimeError as error:
+            assert "on the same device" in str(error), error
+        else:
+            sys.exit(f"{mix} takes tensors of two devices")
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory) -> Path:
+    """The simulated GPU, compiled."""
+    if torch.version.cuda is not None:
+        pytest.skip("torch is built for real GPUs")
+    if shutil.which("g++") is None:
+        assert "RLOO_REQUIRE_COMPILER" not in os.environ
+        pytest.skip("g++ is not installed")
+    return device.build(tmp_path_factory.mktemp("device"))
+
+
+@pytest.fixture(scope="module")
+def on_gpu(library, tmp_path_factory) -> Iterator[Callable[[tuple[object, ...]], None]]:
+    """Runs a command of `rloo` on the simulated GPU."""
+    log = tmp_path_factory.mktemp("gpu") / "log"
+    environment = os.environ | forks.ENVIRONMENT | {"DS_ACCELERATOR": "cuda"}
+    words = [sys.executable, device.__file__, str(library)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
+    with log.open("w") as errors, subprocess.Popen(words, stderr=errors, **pipes) as process:
+
+        def run(command: tuple[object, ...]) -> None:
+            print(json.dumps([str(word) for word in command]), file=process.stdin, flush=True)
+            assert process.stdout.readline() == "0\n", log.read_text()
+
+        yield run
+        process.stdin.close()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "model"
+    tiny_qwen3(folder, 3, hidden_size=32, layers=2, heads=2, key_value_heads=1, head_dim=32, intermediate_size=64)
+    self_check.load_or_run(Policy(folder)).write(folder)
+    return folder
+
+
+def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return sum(float((one[name].double() - other[name].double()).square().sum()) for name in one) ** 0.5
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_updates_on_a_gpu_are_those_on_cpus(on_gpu, model, tmp_path, case) -> None:
+    cpu, gpu = (Round(tmp_path / name, model, **CASES[case]) for name in ("cpu", "gpu"))
+    for number in (1, 2):
+        outcome = cpu.write(number).update(number)
+        assert outcome.returncode == 0, outcome.stderr
+        on_gpu(gpu.write(number).update_arguments(number))
+    step = distance(cpu.weights(1), cpu.weights(2))
+    assert 0 < distance(cpu.weights(2), gpu.weights(2)) < TOLERANCES.get(case, 1e-4) * step
+    states = [manifest.verify_manifest(each.run / "trainer" / "00002").files for each in (cpu, gpu)]
+    assert states[0].keys() == states[1].keys()
+    differ = {name for name in states[0] if states[0][name] != states[1][name]}
+    assert all(name.endswith((".safetensors", ".pt")) for name in differ), differ
+
+
+def test_the_simulated_gpu_takes_no_tensors_on_the_cpu(library) -> None:
+    subprocess.run([sys.executable, "-c", MIXED, library, ROOT / "tests"], check=True, timeout=300)
