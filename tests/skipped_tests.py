@@ -7,7 +7,7 @@ ENVIRONMENTS = "build/environments is not there"
 GSM8K = "GSM8K is not here"
 EVERY_FAMILY = "every family of models takes half an hour"
 EVERY_KIND = "every kind of model takes ten minutes"
-PACKAGES = {"bubblewrap is not installed": "bubblewrap", "chromium is not installed": "chromium"}
+PACKAGES = {f"{name} is not installed": name for name in ("bubblewrap", "chromium", "g++")}
 """Debian packages, by the reason for which a test is skipped without them."""
 COMMANDS = {
     GSM8K: "GSM8K=FOLDER make test (a folder with train.jsonl and test.jsonl)",

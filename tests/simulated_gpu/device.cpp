@@ -26,7 +26,7 @@ struct Memory final : c10::Allocator {
 Memory memory;
 
 struct Guard final : c10::impl::NoOpDeviceGuardImpl<c10::kCUDA> {
-  // The other class gives no index, and autograd looks up the thread of a device by its index.
+  // The base class gives no index, by which autograd finds the thread of a device.
   c10::Device getDevice() const override { return GPU; }
   c10::Device exchangeDevice(c10::Device) const override { return GPU; }
   c10::Stream getStream(c10::Device) const noexcept override { return c10::Stream(c10::Stream::DEFAULT, GPU); }
@@ -43,12 +43,12 @@ struct Hooks final : at::CUDAHooksInterface {
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
   c10::DeviceIndex deviceCount() const override { return 1; }
   c10::DeviceIndex getCurrentDevice() const override { return 0; }
-  // torch pins memory with the first; a copy is as good as pinned memory, and no tensor says that it is pinned.
+  // All host memory is as good as pinned.
   c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
   c10::Allocator* getCUDADeviceAllocator() const override { return &memory; }
 };
 
-// The same memory as `tensor`, as a tensor of the other device that keeps `owner` alive.
+// A tensor of a device with the sizes and the strides of another one, over this storage.
 Tensor alias(const Tensor& tensor, c10::Device device, const Storage& storage) {
   auto key = device.is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
   auto result = at::detail::make_tensor<c10::TensorImpl>(Storage(storage), c10::DispatchKeySet(key), tensor.dtype());
@@ -131,7 +131,7 @@ void on_the_cpu(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::
     change_tensors(const_cast<c10::IValue&>(value), to_gpu);
 }
 
-// torch's own takes the copies from and to a GPU from CUDA's library.
+// torch's own `copy_` would call CUDA's library, and its `set_` is for each device another one.
 Tensor& copy(Tensor& self, const Tensor& source, bool) {
   Tensor to = self.is_cuda() ? on_host(self) : self, from = source.is_cuda() ? on_host(source) : source;
   to.copy_(from);
