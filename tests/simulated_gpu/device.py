@@ -42,6 +42,9 @@ class Stream:
     def wait_stream(self, _: object) -> None: ...
     def wait_event(self, _: object) -> None: ...
 
+    def query(self) -> bool:
+        return True
+
 
 def torch_folder() -> Path:
     """torch's folder, without importing it."""
