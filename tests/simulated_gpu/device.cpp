@@ -1,10 +1,8 @@
 // A CUDA device in host memory. Its tensors are of the device cuda:0, and the CPU's kernels compute with them: an
 // operator takes tensors of this device and numbers, or it raises, as CUDA's own do.
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/TensorBody.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/detail/CUDAHooksInterface.h>
-#include <ATen/ops/empty.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
