@@ -133,8 +133,10 @@ def run(command: list[str]) -> int:
 
 if __name__ == "__main__":
     load(Path(sys.argv[1]))
+    from rloo_pipeline.runtime import devices
     from rloo_pipeline.training import engine
 
+    assert devices.device_type() == "cuda"
     engine.import_libraries()
     for line in sys.stdin:
         print(run(json.loads(line)), flush=True)
