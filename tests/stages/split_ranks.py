@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from trainers import trainer_settings
+from trainers import trainer_settings, use_micro_batches
 
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.training import forward_only, weight_files
@@ -27,7 +27,7 @@ SEQUENCES = Sequences([row[:6] for row in IDS], [row[6:] for row in IDS])
 def run(model: Path, output: Path, steps: int) -> Engine:
     """The steps, each of several micro-batches, and the policy."""
     torch.set_num_threads(1)
-    engine = Engine(Policy(model), trainer_settings(1e-2, zero_stage=3, max_tokens_per_micro_batch=LENGTH), 0)
+    engine = Engine(Policy(model), trainer_settings(1e-2, zero_stage=3), 0)
     if engine.rank.world > 1:
         assert all(hasattr(weights, "ds_id") for weights in engine.model.parameters())
     for _ in range(steps):
@@ -42,6 +42,7 @@ def step(engine: Engine) -> None:
     def loss_of(rows: Sequence[int], logps: torch.Tensor, mask: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
         return -((logps * mask).sum(-1) * torch.tensor([1.0 - row % 3 for row in rows], device=logps.device)).sum() / 9
 
+    use_micro_batches(engine, LENGTH)
     engine.step(SEQUENCES, range(ROWS), loss_of)
 
 
