@@ -179,7 +179,7 @@ def test_a_reward_is_tried_on_rows_of_data(reward_file, tmp_path) -> None:
     data, completions = tmp_path / "data.jsonl", tmp_path / "completions.jsonl"
     data.write_text("".join(json.dumps({"question": "q", "answer": a}) + "\n" for a in ("a", "none", "bbb")))
     outcome = done("reward-test", f"{reward_file}:odd", "--data", data)
-    for word in ("33.3% (1 rows)", "slowest rows", "values", "rows/s"):
+    for word in ("33.3% (1 row)", "slowest rows", "values", "rows/s"):
         assert word in outcome.stdout
     completions.write_text("".join(json.dumps({"completion": c}) + "\n" for c in ("x", "xx", "x", "x", "xx", "xxx")))
     outcome = done("reward-test", f"{reward_file}:odd", "--data", data, "--completions", completions, "--workers", 2)
