@@ -228,7 +228,7 @@ def test_the_failure_of_a_slurm_job_says_which_signal_killed_its_command(tmp_pat
 @pytest.mark.parametrize("file", ["rules/common.smk", "Snakefile"])
 def test_the_failure_of_a_slurm_job_that_never_ran_its_command_is_what_its_snakemake_says(tmp_path, file) -> None:
     log, sentence = tmp_path / "7.log", "APPTAINER_BINDPATH names /scratch, which node2 does not have; take it out"
-    at = f'file "/work/my project/workflow/{file}", line 27'
+    at = f'file "/home/ada/my project/workflow/{file}", line 27'
     log.write_text(f"host: node2\nWorkflowError in {at}:\n{sentence}\n  File {at[5:]}, in <module>\n")
     assert failures.message_of([str(log)], "SLURM job 7 (score) ended as FAILED. ", 0, {}) == sentence
 
