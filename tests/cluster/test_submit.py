@@ -24,22 +24,22 @@ QUICK = ("--seconds-between-status-checks=2", "--rloo-slurm-init-seconds-before-
 
 
 def test_a_run_in_several_allocations_gives_the_bytes_of_a_run_in_one(cluster, finished) -> None:
-    cluster.at_round_1(finished, "policies/00001", "rounds/00001/scores", "rounds/00001/metrics.json")
-    (cluster.folder / "slow.py").write_text(SLOW_START)
-    rewards = [*mini()["rewards"], {"function": "slow.py:slow_start", "weight": 0}]
-    # four minutes, of which half a minute is for starting stages: the scores, but not the update
-    arguments = (*IN_IMAGE, "--", "results/mini/policies/00001")
-    job = cluster.submit("--time=4", "--stop-before=3.5", "--cpus-per-node=2", *arguments, rewards=rewards)
+    cluster.at_round_1(finished)
+    rules = cluster.folder / "workflow" / "rules" / "rounds.smk"
+    rules.write_text(rules.read_text().replace('"rloo score --prompts', '"sleep 40; rloo score --prompts'))
+    # four minutes, of which half a minute is for starting stages: the scores, but not the update, on any machine
+    arguments = (*IN_IMAGE, "--", "results/mini/policies/00002")
+    job = cluster.submit("--time=4", "--stop-before=3.5", "--cpus-per-node=2", *arguments)
     printed = cluster.rloo("status", "mini").stdout
     assert f"mini: job {job} " in printed
-    assert "rounds done: 0 of 2" in printed
+    assert "rounds done: 1 of 2" in printed
     again = cluster.rloo("submit", "config/test.yaml", "--time=2")
     assert f"job {job} is already in the queue" in again.stderr
     outcome = cluster.outcome(job)
     assert outcome["outcome"] == "done"
     assert outcome["allocations"] >= 2
-    weights = "policies/00001/*.safetensors"
-    assert cluster.files(weights) == finished.files(weights) != {}
+    for pattern in ("policies/*/*", "rounds/**/*.parquet"):
+        assert cluster.files(pattern) == finished.files(pattern)
     wait_until(lambda: f"mini: done in allocation {outcome['allocations']}" in status(cluster), 60, "the job has ended")
 
 
