@@ -1,7 +1,7 @@
 """Advantage estimators: rewards of [prompts, K] in, advantages of the same shape out; NaN marks an unscorable sample.
 
 Each function decorated with a mark such as `@estimator` can be named in `algorithm.advantage`; the configuration reads
-the names of functions and marks from this file without importing it (`config.estimators.MARKS`). A formula may return
+the names of functions and marks from this file without importing it (`config.algorithm.MARKS`). A formula may return
 NaN where it is undefined (an unscorable sample, no sibling to compare with); the advantage is 0 there. R_i are the
 rewards of a prompt's samples; means and standard deviations are over its scorable samples.
 """

@@ -1,6 +1,9 @@
 """The section `algorithm`: every choice that changes the gradient. Contradictory combinations are errors."""
 
+import ast
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
@@ -9,7 +12,6 @@ from rloo_pipeline.config import presets
 from rloo_pipeline.config.corrections import KL, Mismatch, ResponseLength
 from rloo_pipeline.config.data import ModelSource
 from rloo_pipeline.config.distillation import Teacher
-from rloo_pipeline.config.estimators import estimators
 from rloo_pipeline.config.section import Reference, Section
 from rloo_pipeline.errors import did_you_mean
 
@@ -18,6 +20,25 @@ Clip = Literal["ppo", "cispo", "sapo", "dppo_tv", "vespo", "clip_cov", "kl_cov",
 LossAggMode = Literal[
     "sequence", "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "sequence_mean_token_sum_norm"
 ]
+MARKS = ("estimator", "whitened", "divided", "of_success")
+"""Decorators of the estimators in algorithm/advantages.py."""
+
+
+def estimator(name: str) -> str:
+    """Import string of an advantage estimator; a built-in one may be named without its module."""
+    return name if ":" in name else f"rloo_pipeline.algorithm.advantages:{name}"
+
+
+@cache
+def estimators(*marks: str) -> tuple[str, ...]:
+    """Names of the built-in advantage estimators that have any of these decorators; without arguments, all of them.
+
+    Reads the source file, because importing it would import torch.
+    """
+    file = Path(__file__).parents[1] / "algorithm" / "advantages.py"
+    functions = (node for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef))
+    decorators = set(marks or MARKS)
+    return tuple(f.name for f in functions if decorators & {getattr(mark, "id", None) for mark in f.decorator_list})
 
 
 def check_estimator(name: str) -> str:

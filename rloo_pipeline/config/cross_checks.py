@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from rloo_pipeline.config import distillation, lag, trained_reward
-from rloo_pipeline.config.estimators import estimators
+from rloo_pipeline.config import distillation, lag, rewards
+from rloo_pipeline.config.algorithm import estimators
 from rloo_pipeline.config.run_keys import RunKeys
 
 ENVIRONMENT_REWARD = "rloo_pipeline.rewards.from_environment:environment_reward"
@@ -20,7 +20,7 @@ def problems(config: RunKeys) -> Iterator[str]:
     yield from _generation(config)
     yield from _algorithm(config)
     yield from distillation.problems(config.algorithm.teacher, config.rollout, config.rewards)
-    yield from trained_reward.problems(config.reward_model, config.rewards, config.deepspeed)
+    yield from rewards.problems(config.reward_model, config.rewards, config.deepspeed)
     yield from _optimizers(config)
     yield from _torch_compile(config)
     yield from _offload(config)

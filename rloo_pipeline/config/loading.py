@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import yaml
 from pydantic import Field
 
-from rloo_pipeline.config import Config, Reward, Section, removed_keys
+from rloo_pipeline.config import Config, Reward, Section, error_messages
 from rloo_pipeline.config.error_messages import checked
 from rloo_pipeline.config.section import BY_RUN, JSON, merge
 from rloo_pipeline.errors import UserError, did_you_mean, raise_disk_error
@@ -101,7 +101,7 @@ def _load_text(text: str, origin: str, changes: tuple[str, ...], by_run: bool) -
     raw = _parse_file(text, origin)
     require_one_run(raw, origin)
     if by_run:
-        removed_keys.forget(raw)
+        error_messages.forget(raw)
     whole = merge(_require_mapping(raw, origin), read_changes(changes))
     return checked(Config, whole, origin, BY_RUN if by_run else None)
 

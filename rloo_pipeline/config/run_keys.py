@@ -12,10 +12,9 @@ from rloo_pipeline.config.check_limits import Checks
 from rloo_pipeline.config.data import Dataset, Model, Warmstart
 from rloo_pipeline.config.evaluation import Correct, Evaluation, Select
 from rloo_pipeline.config.gates import Gates
-from rloo_pipeline.config.rewards import Judge, Reward, Scoring
+from rloo_pipeline.config.rewards import Judge, Reward, RewardModel, Scoring
 from rloo_pipeline.config.sampling import Rollout, Vllm
 from rloo_pipeline.config.section import OR_ONE, Section
-from rloo_pipeline.config.trained_reward import RewardModel
 from rloo_pipeline.config.training import Deepspeed, Update
 
 Tracker = Literal["tensorboard", "wandb", "mlflow"]

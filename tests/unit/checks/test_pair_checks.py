@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import norm
 
 from rloo_pipeline.checks.pair_checks import measures
-from rloo_pipeline.judging.win_rate import judged_rate, win_rate
+from rloo_pipeline.report.summary import judged_rate, win_rate
 
 NAN = float("nan")
 

@@ -9,8 +9,8 @@ import yaml
 from helpers import mini
 
 from rloo_pipeline.config import STAGES, Config
+from rloo_pipeline.config.error_messages import REMOVED
 from rloo_pipeline.config.loading import load, sealed
-from rloo_pipeline.config.removed_keys import REMOVED
 from rloo_pipeline.errors import UserError
 
 KEYS = Path(__file__).with_name("finished_runs.yaml")
