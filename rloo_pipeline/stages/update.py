@@ -21,7 +21,6 @@ from rloo_pipeline.training.metrics import Metrics
 from rloo_pipeline.training.retraining import RoundTrainer
 from rloo_pipeline.training.round_training import TrainedRound
 from rloo_pipeline.training.sampler_proof import RolloutProof
-from rloo_pipeline.workers import kept_trainer
 
 
 class UpdateOutputs(NamedTuple):
@@ -66,8 +65,7 @@ def update(
     proof = None if checks is None else RolloutProof(config, round_, sampler, checks, inputs)
     if proof and sampler != start:
         proof.by_older_policy(sampled.rollouts)
-    trainer = kept_trainer.take(config, round_ - 1, start, states)
-    trainer = trainer or retraining.trainer_after(config, round_ - 1, start, states)
+    trainer = retraining.trainer_after(config, round_ - 1, start, states)
     engine = trainer.engine
     trained = round_training.train(config, round_, engine, trainer.algorithm_state, sampled, proof)
     metrics = round_training.metrics_of(config, round_, engine, sampled, trained)
@@ -83,7 +81,7 @@ def update(
         more = {"run": config.run, "micro_batch_tokens": config.deepspeed.micro_batch_tokens}
         _write(trained, metrics, outputs, about | more | lineage.of_metrics(metrics, inputs.scores[0]))
         write_events(outputs.events, round_, metrics)
-    kept_trainer.put(config, RoundTrainer(engine, trained.algorithm_state), outputs.policy, states, about)
+    retraining.keep(config, RoundTrainer(engine, trained.algorithm_state), outputs.policy, states, about)
 
 
 def restore(config: Config, policy: Policy, states: Path) -> None:
@@ -101,7 +99,7 @@ def restore(config: Config, policy: Policy, states: Path) -> None:
     config = checkpointing.resolve(config, Policy(policy.folder.with_name(f"{0:05d}")).dimensions)
     trainer = retraining.restore(config, policy, states)
     about = {"round": int(policy.folder.name), "policy": policy.digest, "seed": config.seed}
-    kept_trainer.put(config, trainer, policy.folder, states, about)
+    retraining.keep(config, trainer, policy.folder, states, about)
 
 
 def _share_of_peak(config: Config, engine: Engine, trained: TrainedRound) -> str:

@@ -1,4 +1,5 @@
-"""Brings a trainer to where a round left it, from the newest trainer state on disk and the tables of later rounds.
+"""Brings a trainer to where a round left it: from the memory of a warm worker, or else from the newest trainer state on
+disk and the tables of later rounds.
 
 The trainer after round r is a function of the state after round s and the tables of rounds s + 1 to r. On CPUs a replay
 gives the same bytes. On GPUs, or if keys that only affect speed have changed in between, it differs by rounding.
@@ -8,7 +9,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rloo_pipeline.artifacts import files, lineage, manifest, node_files, round_tables, tables
 from rloo_pipeline.artifacts.model_files import POLICIES
@@ -23,6 +24,8 @@ from rloo_pipeline.training.batch import AlgorithmState
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.plain_model import StoredTensors
 from rloo_pipeline.training.settings import TrainerSettings
+from rloo_pipeline.training.trainer_state import TrainerState
+from rloo_pipeline.workers import engine_cache
 
 ROUNDING = 0.5
 """Largest distance of a replayed policy from the one on disk, relative to the length of the replayed updates.
@@ -40,7 +43,7 @@ class RoundTrainer(NamedTuple):
 
 
 def trainer_after(config: Config, round_: int, start: Policy, states: Path) -> RoundTrainer:
-    """The trainer after a round.
+    """The trainer after a round, as this process has kept it, or else from the files of the run.
 
     Args:
         config: the stage's configuration.
@@ -51,6 +54,12 @@ def trainer_after(config: Config, round_: int, start: Policy, states: Path) -> R
     Raises:
         UserError: a state or a table is damaged or missing, or they do not reproduce the policy.
     """
+    key = _key(config, round_, start.digest, _table(states, round_))
+    kept: RoundTrainer | None = engine_cache.take("trainer", key) if round_ else None
+    if kept is not None:
+        kept.engine.enter_gpu()
+        kept.engine.policy = start
+        return kept
     trainer, before = _replayed(config, round_, start, states, newest=round_)
     engine = trainer.engine
     engine.policy = start
@@ -61,6 +70,36 @@ def trainer_after(config: Config, round_: int, start: Policy, states: Path) -> R
     elif engine.rank.first:
         trainer_state.remove_older(states / f"{round_:05d}", config.rollout.lag if config.node_folder else 0)
     return trainer
+
+
+def keep(config: Config, trainer: RoundTrainer, policy: Path, states: Path, about: dict[str, Any]) -> None:
+    """Keeps the trainer if this process is a worker, which writes its state later; otherwise writes it now and closes
+    it.
+
+    After the last round the state is always written at once.
+
+    Args:
+        config: the stage's configuration.
+        trainer: the trainer after a round.
+        policy: the round's policy.
+        states: folder with the run's trainer states.
+        about: facts for the state's manifest, at least the round and the policy's digest.
+    """
+    engine, round_ = trainer.engine, about["round"]
+    about = about | {"table": engine.from_first(_table(states, round_))}  # only the first rank has written it
+    state = TrainerState(engine, trainer.algorithm_state.to_json(), policy, **about)
+    state.lag = config.rollout.lag if config.node_folder else 0
+    target = states / f"{round_:05d}"
+    key = _key(config, round_, about["policy"], about["table"])
+    kept = engine.can_wait and engine_cache.keep("trainer", key, trainer)
+    if kept and round_ < config.rounds:
+        engine_cache.write_later(state.write, target)
+        return
+    if round_ < config.rounds:
+        state.lag = max(state.lag, 1)  # this round may have to run again
+    state.write(target)
+    if not kept:
+        engine.close()
 
 
 def restore(config: Config, policy: Policy, states: Path) -> RoundTrainer:
@@ -110,6 +149,16 @@ def _replayed(config: Config, round_: int, start: Policy, states: Path, newest: 
         say(f"round {again} is trained again, since the last trainer ended before it wrote a state of it")
         carried = _train(config, again, engine, carried, states.parent)
     return RoundTrainer(engine, carried), before
+
+
+def _key(config: Config, round_: int, policy: str, table: str | None) -> tuple[object, ...]:
+    """Key of a kept trainer, with the digests of the policy and of train.parquet that its update wrote."""
+    return TrainerSettings.from_config(config), config.model, round_, policy, table
+
+
+def _table(states: Path, round_: int) -> str | None:
+    """Digest of train.parquet of a round."""
+    return facts_of_round(states.parent, round_).get(tables.DIGEST)
 
 
 def _newest(round_: int, states: Path) -> tuple[int, Path | None]:

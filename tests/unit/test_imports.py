@@ -74,7 +74,7 @@ LAYERS = [
         "artifacts",
     ),
     *("data", "algorithm", "user_code", "environments", "rewards", "demo"),
-    *("training", "workers", "rollout", "judging", "trackers", "report"),
+    *("workers", "training", "rollout", "judging", "trackers", "report"),
     *("cluster", "before_run", "snakemake_ext", "stages", "commands", "cli", "__main__"),
 ]
 """The packages, lowest layer first: a package imports only from those before it in this list. The table of stages is
