@@ -17,8 +17,8 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import vllm_internals
 from rloo_pipeline.rollout.engine_arguments import LOGPROBS_MODE, EngineSettings
 from rloo_pipeline.rollout.parallel_sampler import ParallelSampler
-from rloo_pipeline.rollout.requests import Request, SamplingConfig, ShownImages
-from rloo_pipeline.rollout.sampler import Sampler, params_of, refusals_told
+from rloo_pipeline.rollout.requests import Request, SamplingConfig, ShownImages, params_of
+from rloo_pipeline.rollout.sampler import Sampler, refusals_told
 from rloo_pipeline.rollout.tool_calls import CallReader
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.seeds import derive
@@ -83,19 +83,6 @@ def call_reader(policy: Policy, dataset: Dataset, parser: str) -> CallReader:
     return CallReader(ToolTemplate(policy, dataset), parser)
 
 
-def sampling_config_of(rollout: Rollout) -> SamplingConfig:
-    """The sampling parameters of the rollouts."""
-    return SamplingConfig(
-        *(rollout.temperature, rollout.top_p, rollout.top_k, rollout.min_p, rollout.max_completion_length),
-        _kwargs_of(rollout),
-    )
-
-
-def evaluation_sampling(temperature: float, max_completion_length: int, rollout: Rollout) -> SamplingConfig:
-    """The sampling parameters of held-out completions."""
-    return SamplingConfig(temperature, 1.0, 0, None, max_completion_length, _kwargs_of(rollout))
-
-
 def check_kwargs(policy: Policy, rollout: Rollout) -> None:
     """Checks `rollout.generation_kwargs` as vLLM does when it gets a request, without an engine.
 
@@ -104,13 +91,8 @@ def check_kwargs(policy: Policy, rollout: Rollout) -> None:
     """
     vllm_internals.import_vllm()
     with refusals_told(of_kwargs=True):
-        params = params_of(Request([], 0, sampling_config_of(rollout)), policy.stop_ids, policy.placeholder_ids)
+        params = params_of(Request([], 0, SamplingConfig.of_rollouts(rollout)), policy.stop_ids, policy.placeholder_ids)
         vllm_internals.check_parameters(params, policy.tokenizer, policy.vocabulary)
-
-
-def _kwargs_of(rollout: Rollout) -> JSON:
-    """vLLM's further parameters for rollouts and evaluations."""
-    return {} if rollout.generation_kwargs is None else rollout.generation_kwargs.for_vllm
 
 
 def sampling_facts(model: Model, sampling: SamplingConfig) -> dict[str, object]:
@@ -142,7 +124,7 @@ def rollout_facts(
         "policy": policy_digest,
         "policy_round": config.rollout.policy_of(round_),
         **({"quantization": config.rollout.quantization} if config.rollout.quantization else {}),
-        **sampling_facts(config.model, sampling_config_of(config.rollout)),
+        **sampling_facts(config.model, SamplingConfig.of_rollouts(config.rollout)),
         **({tables.TOOLS: json.dumps(tools)} if tools else {}),
     }
 

@@ -18,8 +18,7 @@ from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import JSON, Config, Rollout
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rollout.groups import sampling_config_of
-from rloo_pipeline.rollout.requests import Begun, Request
+from rloo_pipeline.rollout.requests import Begun, Request, SamplingConfig
 from rloo_pipeline.seeds import derive, shard_range
 
 
@@ -45,7 +44,7 @@ class PartialGroups:
         for row in self.prompts_of_requests():
             begun, number = Begun(row["completion_ids"], row["sampling_logps"]), len(row[tables.SEGMENTS])
             left = min(settings.token_budget, settings.max_completion_length - len(begun.ids))
-            sampling = sampling_config_of(settings)._replace(max_completion_length=left)
+            sampling = SamplingConfig.of_rollouts(settings)._replace(max_completion_length=left)
             seed = derive(row["seed"], "segment", number) if number else row["seed"]
             requests.append(Request(row["prompt_ids"], seed, sampling, begun=begun))
         return requests

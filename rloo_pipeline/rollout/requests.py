@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from rloo_pipeline.artifacts import tables
+from rloo_pipeline.config import Rollout
 
 if TYPE_CHECKING:
-    from vllm import TokensPrompt
+    from vllm import SamplingParams, TokensPrompt
+
+NEVER = -100.0
+"""Logit bias of a token that is never sampled: the smallest that vLLM allows, for a probability of 0 in float32."""
 
 
 class Request(NamedTuple):
@@ -122,3 +126,44 @@ class SamplingConfig(NamedTuple):
     max_completion_length: int
     kwargs: Mapping[str, Any] | None = None
     """Further parameters of vLLM, from `rollout.generation_kwargs`; None if there are none."""
+
+    @classmethod
+    def of_rollouts(cls, rollout: Rollout) -> Self:
+        """The parameters of the rollouts."""
+        further = {} if rollout.generation_kwargs is None else rollout.generation_kwargs.for_vllm
+        keys = (rollout.temperature, rollout.top_p, rollout.top_k, rollout.min_p, rollout.max_completion_length)
+        return cls(*keys, further)
+
+    @classmethod
+    def of_evaluations(cls, rollout: Rollout, temperature: float, max_completion_length: int) -> Self:
+        """The parameters of held-out completions, which are not truncated to likely tokens."""
+        return cls(temperature, 1.0, 0, None, max_completion_length, cls.of_rollouts(rollout).kwargs)
+
+
+def params_of(request: Request, stop_ids: list[int], banned_ids: Sequence[int] = ()) -> SamplingParams:
+    """vLLM's parameters for one request; the tokens `banned_ids` are never sampled."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RepetitionDetectionParams, StructuredOutputsParams
+
+    sampling = request.sampling
+    further = dict(sampling.kwargs or {})
+    ends = [*stop_ids, *further.pop("stop_token_ids", ())]
+    structure, repetition = further.pop("structured_outputs", None), further.pop("repetition_detection", None)
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p or 0.0,
+        max_tokens=sampling.max_completion_length,
+        seed=request.seed,
+        logprobs=0,
+        # These two avoid an object per token, and the text of each token, which only stop strings need.
+        flat_logprobs=True,
+        detokenize="stop" in further,
+        skip_special_tokens=False,  # a stop string may be one
+        stop_token_ids=ends,
+        logit_bias=dict.fromkeys(banned_ids, NEVER) or None,
+        structured_outputs=StructuredOutputsParams(**structure) if structure else None,
+        repetition_detection=RepetitionDetectionParams(**repetition) if repetition else None,
+        **further,
+    )

@@ -27,7 +27,7 @@ from rloo_pipeline.config.sampling import FP8
 from rloo_pipeline.errors import IncompatibleEngine, UserError, one_line
 from rloo_pipeline.rollout import engine_arguments, engine_process, swap_check, vllm_internals
 from rloo_pipeline.rollout.engine_arguments import EngineSettings
-from rloo_pipeline.rollout.requests import Begun, Completion, Request, RequestSource, SingleTurnRequests
+from rloo_pipeline.rollout.requests import Begun, Completion, Request, RequestSource, SingleTurnRequests, params_of
 from rloo_pipeline.runtime import caches, devices
 from rloo_pipeline.runtime.progress import announcing, counting
 
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest
 
-NEVER = -100.0
-"""Logit bias of a token that is never sampled: the smallest that vLLM allows, for a probability of 0 in float32."""
 BROKEN = "\ufffd"
 """Character that replaces bytes that are not a whole character."""
 
@@ -241,35 +239,6 @@ def refusals_told(of_kwargs: bool) -> Iterator[None]:
             raise
         message = f"rollout.generation_kwargs: vLLM refuses a value ({one_line(error)}); correct it"
         raise UserError(message) from error
-
-
-def params_of(request: Request, stop_ids: list[int], banned_ids: Sequence[int] = ()) -> SamplingParams:
-    """vLLM's parameters for one request; the tokens `banned_ids` are never sampled."""
-    from vllm import SamplingParams
-    from vllm.sampling_params import RepetitionDetectionParams, StructuredOutputsParams
-
-    sampling = request.sampling
-    further = dict(sampling.kwargs or {})
-    ends = [*stop_ids, *further.pop("stop_token_ids", ())]
-    structure, repetition = further.pop("structured_outputs", None), further.pop("repetition_detection", None)
-    return SamplingParams(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p or 0.0,
-        max_tokens=sampling.max_completion_length,
-        seed=request.seed,
-        logprobs=0,
-        # These two avoid an object per token, and the text of each token, which only stop strings need.
-        flat_logprobs=True,
-        detokenize="stop" in further,
-        skip_special_tokens=False,  # a stop string may be one
-        stop_token_ids=ends,
-        logit_bias=dict.fromkeys(banned_ids, NEVER) or None,
-        structured_outputs=StructuredOutputsParams(**structure) if structure else None,
-        repetition_detection=RepetitionDetectionParams(**repetition) if repetition else None,
-        **further,
-    )
 
 
 def completion_of(policy: Policy, request: Request, params: SamplingParams, output: Any) -> Completion:

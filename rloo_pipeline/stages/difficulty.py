@@ -17,6 +17,7 @@ from rloo_pipeline.data.prompts_of_round import require_enough
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging.completions import counts_of
 from rloo_pipeline.rollout import groups
+from rloo_pipeline.rollout.requests import SamplingConfig
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import shard_range
 from rloo_pipeline.user_code.score_table import score_table
@@ -46,7 +47,7 @@ def difficulty(config: Config, prompts: Path, policy: Policy, shard: int, output
     train = PromptSet(prompts / "train")
     require_enough(config.rollout, len(train), str(prompts))
     share = shard_range(len(train), config.rollout.shards, shard)
-    sampling = groups.sampling_config_of(config.rollout)
+    sampling = SamplingConfig.of_rollouts(config.rollout)
     sampler = groups.load_sampler(policy, config, train, config.rollout.max_completion_length)
     pieces, size = list[pa.Table](), -(-TOGETHER // select.num_generations)
     for first in range(0, len(share), size):

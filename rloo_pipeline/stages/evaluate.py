@@ -12,6 +12,7 @@ from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part
 from rloo_pipeline.config import Config
 from rloo_pipeline.judging.evaluation_summary import summarize_evaluation
 from rloo_pipeline.rollout import groups
+from rloo_pipeline.rollout.requests import SamplingConfig
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.user_code.score_table import join_scores, score_tables, scoring_facts
 
@@ -41,7 +42,7 @@ def evaluate_on(
     settings = config.evaluation
     rows = held_out.rows(list(range(min(len(held_out), settings.num_prompts or len(held_out)))))
     longest = config.longest_evaluated
-    sampling = groups.evaluation_sampling(settings.temperature, longest, config.rollout)
+    sampling = SamplingConfig.of_evaluations(config.rollout, settings.temperature, longest)
     sampler = groups.load_sampler(policy, config, held_out, longest, for_rollouts=False)
 
     with_greedy = settings.greedy and settings.temperature > 0

@@ -7,6 +7,7 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
 from rloo_pipeline.rollout import groups
+from rloo_pipeline.rollout.requests import SamplingConfig
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training import self_check
 from rloo_pipeline.user_code.score_table import join_scores, score_table
@@ -29,7 +30,7 @@ def probe(config: Config, prompts: Path, policy: Policy, output: Path) -> None:
     train = PromptSet(prompts / "train")
     indices = permutation(len(train), derive(config.seed, "probes"))[: config.checks.probe_prompts]
     samples = config.rollout.num_generations
-    sampling = groups.sampling_config_of(config.rollout)
+    sampling = SamplingConfig.of_rollouts(config.rollout)
     sampler = groups.load_sampler(policy, config, train, config.rollout.max_completion_length)
     draw = groups.Draw(train.rows(indices), samples, sampling, config.seed, ("probe",))
     [completions] = groups.sample_groups(sampler, config.dataset, config.rollout, draw)

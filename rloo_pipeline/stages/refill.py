@@ -17,6 +17,7 @@ from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables
 from rloo_pipeline.config import Config, Rollout
 from rloo_pipeline.data.prompts_of_round import PassRateFiles, prompts_of_round
 from rloo_pipeline.rollout import groups
+from rloo_pipeline.rollout.requests import SamplingConfig
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.training.selection import teaching_groups
 from rloo_pipeline.user_code.score_table import score_table, scoring_facts
@@ -57,7 +58,7 @@ def refill(
     teaching = teaching_groups(algorithm, samples, sampled).tolist()
     train = PromptSet(prompts / "train")
     spare = prompts_of_round(config, train, round_, PassRateFiles(difficulty, pass_rates)).spare
-    sampling, parts = groups.sampling_config_of(settings), list[RoundTables]()
+    sampling, parts = SamplingConfig.of_rollouts(settings), list[RoundTables]()
     seconds, sampler = 0.0, None
     while len(parts) < settings.refill and spare and (count := prompts_needed(settings, teaching)):
         rows, spare = spare[:count], spare[count:]

@@ -11,6 +11,7 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.data.prompts_of_round import PassRateFiles, expected_lengths, prompts_of_round
 from rloo_pipeline.rollout import groups, partial
 from rloo_pipeline.rollout.groups import Draw
+from rloo_pipeline.rollout.requests import SamplingConfig
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import shard_range
 
@@ -51,7 +52,7 @@ def rollout(
     train = PromptSet(prompts / "train")
     indices = prompts_of_round(config, train, round_, PassRateFiles(difficulty, pass_rates)).sampled
     if settings.token_budget is None:
-        share, sampling = shard_range(len(indices), settings.shards, shard), groups.sampling_config_of(settings)
+        share, sampling = shard_range(len(indices), settings.shards, shard), SamplingConfig.of_rollouts(settings)
         own, expected = indices[share.start : share.stop], {}
         if config.vllm.data_parallel_size > 1:  # only the speed depends on it
             expected = expected_lengths(config, train, own, round_, output.parents[2])
@@ -65,7 +66,7 @@ def rollout(
     sampler = groups.load_sampler(policy, config, train, longest)
     about = groups.rollout_facts(config, round_, shard, sampler.digest, tool_names(prompts))
     held_out_rows = _held_out(config, prompts, train.longest, shard) if held_out else []
-    held_out_sampling = groups.evaluation_sampling(config.evaluation.temperature, longest, settings)
+    held_out_sampling = SamplingConfig.of_evaluations(settings, config.evaluation.temperature, longest)
     completions, held_out_completions = groups.sample_groups(
         sampler,
         config.dataset,

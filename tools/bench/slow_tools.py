@@ -18,6 +18,7 @@ from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.rollout import groups
+from rloo_pipeline.rollout.requests import SamplingConfig
 from rloo_pipeline.rollout.sampler import Sampler
 
 TOOL = '''
@@ -82,7 +83,7 @@ def _with_tool(config: Config, file: Path, slow: list[str], seconds: float) -> C
 
 def _sample(sampler: Sampler, config: Config, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], float]:
     """Episodes, and the seconds that they took."""
-    sampling = groups.sampling_config_of(config.rollout)
+    sampling = SamplingConfig.of_rollouts(config.rollout)
     draw = groups.Draw(rows, config.rollout.num_generations, sampling, config.seed, ("slow tools",))
     [episodes] = groups.sample_groups(sampler, config.dataset, config.rollout, draw)
     return episodes.to_pylist(), sampler.seconds

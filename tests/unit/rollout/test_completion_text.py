@@ -17,8 +17,8 @@ from rloo_pipeline.artifacts.tables import EXPERTS, WITH_EXPERTS
 from rloo_pipeline.demo.character_model import character_tokenizer
 from rloo_pipeline.demo.text_model import bpe_tokenizer
 from rloo_pipeline.rollout import vllm_internals
-from rloo_pipeline.rollout.requests import Request, SamplingConfig
-from rloo_pipeline.rollout.sampler import _byte_text, completion_of, params_of
+from rloo_pipeline.rollout.requests import Request, SamplingConfig, params_of
+from rloo_pipeline.rollout.sampler import _byte_text, completion_of
 
 TAGS = ("[THINK]", "[/THINK]")
 SAID = "[THINK]1+1[/THINK]2"
