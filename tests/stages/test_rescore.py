@@ -10,11 +10,10 @@ import yaml
 from helpers import MINI, Round, done, mini, rloo, write_prompts
 
 from rloo_pipeline.artifacts import tables
-from rloo_pipeline.commands.rescore import rescore
+from rloo_pipeline.commands.rescore import change, rescore
 from rloo_pipeline.config import Reward
 from rloo_pipeline.config.loading import load, load_rewards
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.judging.change import change
 
 NAN = float("nan")
 MINE = """
