@@ -132,10 +132,11 @@ def _call(
     try:
         with WorkerPools([reward], reward.threads) as pools:
             (scored,) = pools.score(inputs.batch, samples, constants, more=True)
-            changed = _changed(pools, scored, inputs.batch, samples, constants)
+            failure = next(filter(None, [*scored.errors, *scored.notes]), None)
+            changed = "" if failure else _changed(pools, scored, inputs.batch, samples, constants)
     except UserError as error:
         return Finding(subject, False, f"{rows}: {error}"), None
-    if failure := next(filter(None, [*scored.errors, *scored.notes]), None):
+    if failure:
         message = f"{rows}: {failure}; the run would continue (see on_error and on_timeout of this reward)"
         return Finding(subject, True, message, note=True), scored.scores[0]
     if set(scored.scores) == {None}:
