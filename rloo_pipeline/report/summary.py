@@ -86,6 +86,7 @@ def _choice(config: Config, run: Path) -> dict[str, Any]:
     if config.select is None or not file.exists():
         return {}
     [chosen] = read_artifact(file)["chosen"]
+    check_facts(file, chosen, lineage.named_policy(run, chosen["round"]))
     test = read_artifact(run / "test" / str(config.seed) / "summary.json", evaluated="test", policy=chosen["policy"])
     return {"chosen": chosen, "test": test}
 
