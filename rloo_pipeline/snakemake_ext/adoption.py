@@ -96,9 +96,9 @@ def check_files(folder: Path, config: Config, made: Container[Path]) -> None:
     lineage.require_own(config.seed, own)
     lineage.require_configured(config, own)
     for path in checked:
-        if (number := _made_from(path.relative_to(folder).parts, config)) is not None:
+        if (made_from := _made_from(path.relative_to(folder).parts, config)) is not None:
             facts = files.read_artifact(path) if path.suffix == ".json" else lineage.facts_of(path)
-            files.check_facts(path, facts, lineage.named_policy(folder, number))
+            files.check_facts(path, facts, lineage.named_policy(folder, made_from))
     for scores in (path for path in checked if path.parent.name in ("scores", "reference", "teacher")):
         rollouts = scores.parent.parent / "rollouts" / scores.name
         if rollouts.exists():
