@@ -116,7 +116,7 @@ def dr_grpo(rewards: Float[Tensor, "prompts K"]) -> Float[Tensor, "prompts K"]:
 
     RLOO times (K − 1)/K if all K samples are scorable.
     """
-    return nan_stats.centred(rewards)
+    return _minus_mean(rewards)
 
 
 @whitened
@@ -135,7 +135,7 @@ def reinforce_pp_baseline(rewards: Float[Tensor, "prompts K"]) -> Float[Tensor, 
 
     Hu et al. 2025 (arXiv 2501.03262), section 3.2.
     """
-    return torch.where(nan_stats.count(rewards) > 1, nan_stats.centred(rewards), torch.nan)
+    return _minus_mean(rewards)
 
 
 @of_success
@@ -145,8 +145,13 @@ def maxrl(rewards: Float[Tensor, "prompts K"]) -> Float[Tensor, "prompts K"]:
     Tajwar et al. 2026 (arXiv 2602.02710): in expectation the gradient of log p(success), expanded in powers of 1 − p to
     order K − 1. RLOO is the first order of that expansion, the gradient of p itself.
     """
-    mean = nan_stats.mean(rewards)
-    return torch.where(mean > 0, nan_stats.centred(rewards) / mean, rewards - rewards)
+    centred, mean = _minus_mean(rewards), nan_stats.mean(rewards)
+    return torch.where(mean > 0, centred / mean, centred)
+
+
+def _minus_mean(rewards: Float[Tensor, "prompts K"]) -> Float[Tensor, "prompts K"]:
+    """A sample's reward minus its group's mean; NaN if the group has no other scorable sample."""
+    return torch.where(nan_stats.count(rewards) > 1, nan_stats.centred(rewards), torch.nan)
 
 
 def _minus_siblings(rewards: Float[Tensor, "prompts K"]) -> Float[Tensor, "prompts K"]:

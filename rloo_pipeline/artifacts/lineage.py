@@ -180,6 +180,14 @@ def check_policy(folder: Path, digest: str) -> None:
         )
 
 
+def named_policy(run: Path, number: int) -> dict[str, str]:
+    """The fact `policy` that files about a policy of this training have: an earlier training of the run can have left
+    others with the same seed. Empty if no table names the policy: its update's, or for policy 0 the first rollouts.
+    """
+    facts = facts_of(run / "rounds" / f"{max(number, 1):05d}" / (TRAIN if number else "rollouts/000.parquet"))
+    return {"policy": facts["policy"]} if "policy" in facts else {}
+
+
 def check_metrics(file: Path, content: Mapping[str, object]) -> None:
     """Checks that a round's metrics.json is the one that its update wrote.
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rloo_pipeline.artifacts import episodes, tables
+from rloo_pipeline.artifacts import episodes, lineage, tables
 from rloo_pipeline.artifacts.files import REMEDY, check_facts
 from rloo_pipeline.config import Config, Rollout
 from rloo_pipeline.errors import UserError
@@ -103,6 +103,7 @@ def read(files: RoundFiles, vocabulary: int | None = None, **expected: object) -
     for name, paths in beside.items():
         if len(paths) != len(files.rollouts) and (paths or name == "scores"):
             raise UserError(f"--{name}: {len(paths)} tables for {len(files.rollouts)} of rollouts; give one for each")
+    lineage.require_one_scoring(files.scores)
     rollouts = [read_rollouts(path, vocabulary, shard=shard, **expected) for shard, path in enumerate(files.rollouts)]
     scores = [_read_about(table, path, "scores") for table, path in zip(rollouts, files.scores, strict=True)]
     return RoundTables(
@@ -128,6 +129,7 @@ def read_held_out(files: RoundFiles, round_: int, temperature: float) -> RoundTa
     """The held-out completions of a round, all of one policy, and their scores; no rows if a shard was sampled at
     a different temperature. The errors are the same as for `read`.
     """
+    lineage.require_one_scoring(files.scores)
     rollouts = tables.read_shards(files.rollouts, "held_out", round=round_)
     scores = [_read_about(*pair, "held_out_scores") for pair in zip(rollouts, files.scores, strict=True)]
     if any(tables.footer(shard)["sampling_temperature"] != str(temperature) for shard in rollouts):

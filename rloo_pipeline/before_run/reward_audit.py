@@ -10,8 +10,11 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from rloo_pipeline import import_string
 from rloo_pipeline.before_run.findings import Finding
+from rloo_pipeline.checks.statistics import reaches
 from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.data.rows import Row
 from rloo_pipeline.errors import UserError, one_line
@@ -115,7 +118,7 @@ def findings(config: Config, datasets: Mapping[str, Sequence[Row]]) -> Iterator[
 def verdict(config: Config, reward: Reward, solutions: Sequence[float | None], wrong: Sequence[float | None]) -> str:
     """A warning about the scores of the data's own solutions and of wrong answers; empty if they look right."""
     threshold = config.correct.threshold
-    low = sum(score is None or score < threshold for score in solutions)
+    low = int((~reaches(np.array(solutions, float), threshold)).sum())
     if reward is config.deciding_reward and low:
         return (
             f"{low} of {len(solutions)} of these solutions are not right by correct.threshold ({threshold:g}); is this "

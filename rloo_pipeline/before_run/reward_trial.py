@@ -1,7 +1,7 @@
 """Calls every reward function and the judge of a configuration on a few rows of its data, for `rloo check`."""
 
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from rloo_pipeline import import_string
 from rloo_pipeline.artifacts.policy import Policy
@@ -13,7 +13,7 @@ from rloo_pipeline.runtime import devices
 from rloo_pipeline.user_code.completion_text import as_completion, text_of
 from rloo_pipeline.user_code.dispatch import WorkerPools
 from rloo_pipeline.user_code.reward_call import OTHERS
-from rloo_pipeline.user_code.score_batch import RewardBatch
+from rloo_pipeline.user_code.score_batch import FunctionScores, RewardBatch
 from rloo_pipeline.user_code.score_table import OF_PROMPTS, environment_columns
 
 PROMPTS, SAMPLES = 4, 2
@@ -124,17 +124,19 @@ def _in_pairs(inputs: RewardInputs) -> RewardInputs:
 def _call(
     config: Config, reward: Reward, key: str, inputs: RewardInputs, model: Policy | None
 ) -> tuple[Finding, float | None]:
-    """Scores the rows with one function. Also returns the first row's score."""
+    """Scores the rows with one function, twice. Also returns the first row's score."""
     kind = "judge" if isinstance(reward, Judge) else "reward"
     subject, rows = f"{kind} {reward.column}", f"on rows of {key}"
     constants = {} if model is None else {"tokenizer_path": str(model.base)}
     samples = [SAMPLES] * (len(inputs.batch.prompts) // SAMPLES)
     try:
         with WorkerPools([reward], reward.threads) as pools:
-            (scored,) = pools.score(inputs.batch, samples, constants)
+            (scored,) = pools.score(inputs.batch, samples, constants, more=True)
+            failure = next(filter(None, [*scored.errors, *scored.notes]), None)
+            changed = "" if failure else _changed(pools, scored, inputs.batch, samples, constants)
     except UserError as error:
         return Finding(subject, False, f"{rows}: {error}"), None
-    if failure := next(filter(None, [*scored.errors, *scored.notes]), None):
+    if failure:
         message = f"{rows}: {failure}; the run would continue (see on_error and on_timeout of this reward)"
         return Finding(subject, True, message, note=True), scored.scores[0]
     if set(scored.scores) == {None}:
@@ -144,5 +146,29 @@ def _call(
     if inputs.has_solutions:
         parts.insert(0, f"the data's own solutions {', '.join(scores[::SAMPLES])}")
         parts.append(reward_audit.verdict(config, reward, scored.scores[::SAMPLES], scored.scores[1::SAMPLES]))
-    note = inputs.has_solutions and bool(parts[-1])
-    return Finding(subject, True, f"{rows}: {'; '.join(filter(None, parts))}", note=note), scored.scores[0]
+    note = bool(changed or (inputs.has_solutions and parts[-1]))
+    return Finding(subject, True, f"{rows}: {'; '.join(filter(None, [*parts, changed]))}", note=note), scored.scores[0]
+
+
+def _changed(
+    pools: WorkerPools,
+    scored: FunctionScores,
+    batch: RewardBatch,
+    samples: Sequence[int],
+    constants: Mapping[str, Any],
+) -> str:
+    """A warning if a second call, with each completion alone where a run may do that, gives other scores."""
+    alone = pools.rewards[0].batch == "rows"
+    try:
+        (again,) = pools.score(batch, [1] * sum(samples) if alone else samples, constants)
+    except UserError as error:
+        return f"a second call{', with each completion alone' * alone}, fails: {error}"
+    texts = [list(map(_text_of, result.scores)) for result in (scored, again)]
+    differing = next((row for row, (first, second) in enumerate(zip(*texts, strict=True)) if first != second), None)
+    if differing is None:
+        return ""
+    first, second = (scores[differing] for scores in texts)
+    return (
+        f"row {differing} gets {first}, but {second} in a second call: scores must not depend on chance, the time or "
+        f"earlier calls{', and if they depend on the other completions of a prompt, set batch: group' * alone}"
+    )

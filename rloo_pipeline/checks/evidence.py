@@ -39,6 +39,8 @@ class TokenFacts:
     """Id and text of the token that ends an answer in the template; None without a template or such a token."""
     template: tuple[str, ...]
     """Problems of the chat template, one sentence each."""
+    ordinary: tuple[str, ...] = ()
+    """End tokens that the tokenizer treats as ordinary text, as a generation_config.json of another model has them."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,8 @@ def generation_prompt(evidence: Evidence) -> CheckResult | None:
 @check(bad="above", warn=0)
 def stop_ids(evidence: Evidence) -> CheckResult:
     """Number of disagreements between tokenizer, generation config and template on how a completion ends."""
-    facts, conflicts = evidence.tokens, list[str]()
+    facts = evidence.tokens
+    conflicts = [f"generation_config.json ends at {text!r}, which is ordinary text" for text in facts.ordinary]
     if facts.configured is not None and facts.eos is not None and facts.eos not in facts.configured:
         conflicts.append(f"generation_config.json ends at {list(facts.configured)}, the tokenizer at {facts.eos}")
     if facts.turn_end is not None and facts.turn_end[0] not in facts.stops:

@@ -84,6 +84,11 @@ def informative(rewards: Array) -> float:
     return float(np.mean([len(group) > 0 and np.ptp(group) > ROUNDING * np.abs(group).max() for group in scored]))
 
 
+def reaches(values: Array, least: float) -> NDArray[np.bool_]:
+    """True for values of at least `least`, or below it by rounding alone, as ten times 0.1 is in a sum. NaN is not."""
+    return values >= least - ROUNDING * abs(least)
+
+
 def two_values(*values: Array) -> tuple[float, float] | None:
     """The two values that scores have, lower first; None if they have fewer or more. NaN does not count."""
     found = np.unique(np.concatenate([scores[~np.isnan(scores)].ravel() for scores in values]))

@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.prompt_counts import Counts
+from rloo_pipeline.checks.statistics import reaches
 from rloo_pipeline.config import Config, Reward
 
 
@@ -27,7 +28,7 @@ def score_names(rewards: list[Reward]) -> list[str]:
 
 def is_correct(config: Config, scores: pa.Table, samples: int) -> NDArray[np.bool_]:
     """True for completions that count as right, [prompts, samples]; unscorable completions do not."""
-    return scores_of(scores, config.deciding_reward.column, samples) >= config.correct.threshold
+    return reaches(scores_of(scores, config.deciding_reward.column, samples), config.correct.threshold)
 
 
 def counts_of(config: Config, scores: pa.Table, samples: int) -> dict[str, Counts]:

@@ -49,6 +49,7 @@ def token_facts(config: Config, policy: Policy, rows: Sequence[dict[str, Any]]) 
         configured=policy.generation_ends,
         turn_end=_turn_end(tokenizer, config.dataset, chats[0]["prompt"]) if chats else None,
         template=tuple(finding.message for finding in lint if finding.problem),
+        ordinary=tuple(str(tokenizer.decode([id_])) for id_ in policy.stop_ids if id_ not in _special(tokenizer)),
     )
 
 
@@ -74,10 +75,15 @@ def _turn_end(tokenizer: PreTrainedTokenizerBase, dataset: Dataset, messages: An
     """The first special token that the template puts after an answer."""
     whole = render([*messages, {"role": "assistant", "content": ANSWER}], dataset, tokenizer, CHECKED, False)
     after = whole.rpartition(ANSWER)[2]
-    special = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
+    special = _special(tokenizer)
     ids = tokenizer(after, add_special_tokens=False)["input_ids"] if after else []
     first = next((token for token in ids if token in special), None)
     return None if first is None else (first, str(tokenizer.convert_ids_to_tokens(first)))
+
+
+def _special(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """All tokens that are special or were added; mistral-common has none that were added."""
+    return {*tokenizer.all_special_ids, *getattr(tokenizer, "get_added_vocab", dict)().values()}
 
 
 def _has_pad(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
-from rloo_pipeline.artifacts import tables
-from rloo_pipeline.artifacts.files import read_artifact
+from rloo_pipeline.artifacts import lineage, tables
+from rloo_pipeline.artifacts.files import check_facts, read_artifact
 from rloo_pipeline.checks.statistics import RESAMPLES, Array, holm
 from rloo_pipeline.config import JSON
 from rloo_pipeline.config.run_set import EXPERIMENT
@@ -93,6 +93,7 @@ def _choice(folder: Path, runs: Mapping[str, Mapping[int, FinishedRun]]) -> tupl
         run_folder = folder / "test" / str(chosen["seed"])
         if run is None or not (run_folder / "summary.json").exists():
             return None, ()
+        check_facts(file, chosen, lineage.named_policy(folder / chosen["run"], chosen["round"]))
         read_artifact(run_folder / "summary.json", evaluated="test", policy=chosen["policy"])
         table = tables.read(run_folder / "completions.parquet", "completions", policy=chosen["policy"])
         tests.append(is_correct(run.config, table, run.config.evaluation.num_generations).mean(axis=1))

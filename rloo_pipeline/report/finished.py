@@ -59,7 +59,9 @@ def read(folder: Path) -> FinishedRun:
     config = read_config(folder)
     summary = _summary(config, folder)
     rounds = [read_metrics(folder, number) for number in range(1, config.rounds + 1)]
-    if summary["tokens"]["rollouts"] != sum(metrics["num_completion_tokens"] for metrics in rounds):
+    tokens = sum(metrics["num_completion_tokens"] for metrics in rounds)
+    final = summary["final"] | lineage.named_policy(folder, config.rounds)
+    if (summary["tokens"]["rollouts"], summary["final"]) != (tokens, final):
         raise UserError(f"{folder / 'summary.json'}: of other rounds than those in the folder; {_finish(folder)}")
     samples = config.evaluation.num_generations
     columns = ["prompt_id", "sample", *(tables.score_column(reward.column) for reward in config.rewards)]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rloo_pipeline.artifacts import prompt_counts, tables
+from rloo_pipeline.artifacts import lineage, prompt_counts, tables
 from rloo_pipeline.artifacts.files import check_facts, read_artifact
 from rloo_pipeline.checks.history import Metrics
 from rloo_pipeline.checks.statistics import (
@@ -39,9 +39,10 @@ def summarize_run(config: Config, run: Path) -> dict[str, Any]:
     parts = ("distance", "harness") if config.evaluation.harness else ("distance",)
     evaluations = {name: run_files.read_evaluation(run, name, refused=parts) for name in config.evaluated}
     for name, evaluation in evaluations.items():
+        folder, policy = run / "evaluation" / name, lineage.named_policy(run, config.evaluated[name])
+        check_facts(folder / "summary.json", evaluation, policy, f"delete {folder} and run again")
         if distance := evaluation["distance"]:
-            file = run / "evaluation" / name / "distance.json"
-            check_facts(file, distance, {"reference": evaluations["warmstart"]["policy"]})
+            check_facts(folder / "distance.json", distance, {"reference": evaluations["warmstart"]["policy"]})
     rounds = [run_files.read_metrics(run, number) for number in range(1, config.rounds + 1)]
     pair, choice = read_pair(run), _choice(config, run)
     gains = gains_of(config, run, pair)
@@ -95,6 +96,7 @@ def _choice(config: Config, run: Path) -> dict[str, Any]:
     if config.select is None or not file.exists():
         return {}
     [chosen] = read_artifact(file)["chosen"]
+    check_facts(file, chosen, lineage.named_policy(run, chosen["round"]))
     test = read_artifact(run / "test" / str(config.seed) / "summary.json", evaluated="test", policy=chosen["policy"])
     return {"chosen": chosen, "test": test}
 

@@ -129,7 +129,7 @@ def math_reward(
 
 
 def _score(completion: str, gold: Any, after_thinking: bool) -> float | None:
-    expected = _gold("" if gold is None else str(gold))
+    expected = _gold("" if gold is None or gold != gold else str(gold))  # NaN, a missing number, is not the text "nan"
     if expected is None:
         return None
     _, closed, reply = completion.rpartition(THINK_END)

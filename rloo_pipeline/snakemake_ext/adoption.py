@@ -84,7 +84,8 @@ def check_files(folder: Path, config: Config, made: Container[Path]) -> None:
                 continue  # weights on a node's own disk: the next call restores and checks them
             manifest.verify_manifest(path.parent)
             if path.parent.parent.name == model_files.POLICIES:
-                Policy(path.parent).digest  # noqa: B018
+                number = int(path.parent.name)
+                files.check_facts(path, {"policy": Policy(path.parent).digest}, lineage.named_policy(folder, number))
         elif path.suffix == ".parquet":
             tables.read(path, lineage.facts_of(path).get("kind", "a table"))
         elif path.name == "metrics.json":
@@ -94,11 +95,25 @@ def check_files(folder: Path, config: Config, made: Container[Path]) -> None:
     own = [path.parent if path.name == manifest.MANIFEST else path for path in checked]
     lineage.require_own(config.seed, own)
     lineage.require_configured(config, own)
+    for path in checked:
+        if (made_from := _made_from(path.relative_to(folder).parts, config)) is not None:
+            facts = files.read_artifact(path) if path.suffix == ".json" else lineage.facts_of(path)
+            files.check_facts(path, facts, lineage.named_policy(folder, made_from))
     for scores in (path for path in checked if path.parent.name in ("scores", "reference", "teacher")):
         rollouts = scores.parent.parent / "rollouts" / scores.name
         if rollouts.exists():
             written = lineage.facts_of(rollouts)[tables.DIGEST].removeprefix(tables.MARK.decode())
             files.check_facts(scores, lineage.facts_of(scores), {"rollouts": written})
+
+
+def _made_from(parts: tuple[str, ...], config: Config) -> int | None:
+    """Number of the policy that a file with this path in the run was made from; None for other files."""
+    match parts:
+        case "rounds", number, "rollouts" | "held_out", _:
+            return config.rollout.policy_of(int(number))
+        case "evaluation", name, "summary.json":
+            return config.evaluated.get(name)
+    return None
 
 
 def accept_sources(folder: Path) -> None:

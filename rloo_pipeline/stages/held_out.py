@@ -9,9 +9,10 @@ that had made the policy, as in TRL.
 from collections.abc import Sequence
 from pathlib import Path
 
-from rloo_pipeline.artifacts import round_tables
-from rloo_pipeline.artifacts.files import read_artifact, write_json
+from rloo_pipeline.artifacts import lineage, round_tables
+from rloo_pipeline.artifacts.files import check_facts, read_artifact, write_json
 from rloo_pipeline.artifacts.round_tables import RoundFiles
+from rloo_pipeline.artifacts.tables import footer
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging.evaluation_summary import summarize_evaluation
@@ -55,6 +56,8 @@ def held_out(
         write_json(output, {"policy": policy, "prompts": 0, "accuracy": None})
         write_events(events, round_, {}, "eval")
         return
+    if policy_metrics is not None:
+        check_facts(rollouts[0], footer(tables.rollouts), lineage.named_policy(policy_metrics.parents[2], policy))
     summary = {
         "policy": policy,
         **summarize_evaluation(config, join_scores(rewards, tables.rollouts, tables.scores), 1),

@@ -228,7 +228,9 @@ def load_estimator(algorithm: Algorithm) -> Estimator:
 
     def checked(rewards: Tensor) -> Tensor:
         call = f"algorithm.advantage: {algorithm.advantage}"
-        return of_shape(function(rewards), rewards, call, "rewards", "[prompts, K]")
+        return of_shape(
+            function(rewards.clone()), rewards, call, "rewards", "[prompts, K]"
+        )  # it may change its argument
 
     return Estimator(checked)
 

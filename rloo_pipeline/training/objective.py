@@ -206,7 +206,8 @@ def own_loss(name: str) -> OwnLoss:
     function = import_string.load(name)
 
     def checked(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-        loss = function(logps, old_logps, advantages, mask)
+        arguments = (values.clone() for values in (logps, old_logps, advantages, mask))  # it may change them
+        loss = function(*arguments)
         return of_shape(loss, logps, f"algorithm.loss: {name}", "log-probs", "[completions, tokens]")
 
     return checked

@@ -5,7 +5,7 @@ import forks
 import pytest
 from helpers import Project
 
-from rloo_pipeline.artifacts import model_files
+from rloo_pipeline.artifacts import model_files, tables
 
 pytestmark = pytest.mark.slow
 FAST = {
@@ -43,6 +43,21 @@ def project(finished, tmp_path_factory) -> Project:
 def test_damage_gives_a_one_line_error(project, artifact, name) -> None:
     stage, _ = damage.sentence(project, artifact, name)
     assert stage == artifact.reader[0]
+
+
+def test_an_evaluation_that_an_earlier_training_left_is_not_reported(project) -> None:
+    """As if round 2 had been trained again since."""
+    table = project.folder / damage.RUN / "rounds" / "00002" / "train.parquet"
+    before = table.read_bytes()
+    trained = tables.read(table, "train")
+    tables.save(table, trained.replace_schema_metadata({**tables.footer(trained), "policy": "another"}))
+    outcome = forks.run(
+        "rloo_pipeline", [*damage.REPORT, "--output", f"{damage.OUT}/out"], project.environment, project.folder
+    )
+    table.write_bytes(before)
+    assert outcome.returncode == 1
+    assert "evaluation/final/summary.json: its policy is " in outcome.stderr
+    assert ", but another is expected here; delete " in outcome.stderr
 
 
 @pytest.mark.long

@@ -87,6 +87,17 @@ def test_an_end_token_replaces_a_missing_pad_token_and_the_checks_say_so(tmp_pat
     assert own.pad_token_id == token_facts(config, Policy(tiny_model), rows).pad == 0
 
 
+def test_an_end_token_that_is_ordinary_text_is_named_like_that_of_another_model(second_end, tiny_model) -> None:
+    from rloo_pipeline.config import Config
+    from rloo_pipeline.judging.token_facts import token_facts
+
+    rows = [{"prompt": "1+1", "prompt_ids": [4, 5]}]
+    own, other = (
+        token_facts(Config(**mini()), Policy(folder), rows).ordinary for folder in (tiny_model, second_end[0])
+    )
+    assert (own, other) == ((), (Policy(tiny_model).tokenizer.decode([second_end[1]]),))
+
+
 def test_a_prompt_opens_the_answer_unless_the_template_would_begin_it_with_more(tmp_path, tiny_model) -> None:
     from rloo_pipeline.config import Config
     from rloo_pipeline.judging.token_facts import token_facts

@@ -9,8 +9,9 @@ from unittest.mock import Mock
 import pytest
 from helpers import mini
 
-from rloo_pipeline.artifacts import assets, files, lineage, manifest, policy, tables
+from rloo_pipeline.artifacts import assets, files, lineage, manifest, policy, round_tables, tables
 from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.artifacts.round_tables import RoundFiles
 from rloo_pipeline.cli.stage_options import INPUTS
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
@@ -175,8 +176,20 @@ def test_scores_of_different_versions_of_functions_are_not_compared(tmp_path) ->
     lineage.require_one_scoring([first, other])
     for facts in ({"functions": "two"}, {"functions": "one", "reward_models": "another"}):
         write_table(other, **facts)
-        with pytest.raises(UserError, match="were scored by different versions of your reward functions or models"):
-            lineage.require_one_scoring([first, other])
+        for together in (
+            lambda: lineage.require_one_scoring([first, other]),
+            lambda: round_tables.read(RoundFiles([first, other], [first, other])),
+            lambda: round_tables.read_held_out(RoundFiles([first, other], [first, other]), 1, 1.0),
+        ):
+            with pytest.raises(UserError, match="were scored by different versions of your reward functions or models"):
+                together()
+
+
+def test_the_policies_of_a_training_are_named_by_its_tables(tmp_path) -> None:
+    write_table(tmp_path / "rounds" / "00001" / "rollouts" / "000.parquet", policy="zero")
+    write_table(tmp_path / "rounds" / "00001" / lineage.TRAIN, policy="one")
+    named = [lineage.named_policy(tmp_path, number) for number in range(3)]
+    assert named == [{"policy": "zero"}, {"policy": "one"}, {}]
 
 
 def test_an_updates_table_names_the_functions_and_reward_models_of_its_scores(tmp_path) -> None:

@@ -8,6 +8,7 @@ import torch
 from rloo_pipeline.before_run import model_trial
 from rloo_pipeline.config import Algorithm
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.training.batch import load_estimator
 from rloo_pipeline.training.objective import own_loss
 
 GOOD = """
@@ -72,6 +73,20 @@ def test_an_estimator_is_called_with_missing_and_with_equal_rewards(result, mess
     assert message in finding.message
     assert finding.ok == message.startswith(":")
     assert not finding.note
+
+
+def test_functions_that_change_their_arguments_change_nothing_else(tmp_path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def estimator(rewards):\n    return rewards.sub_(rewards.mean())\n"
+        "def loss(logps, old_logps, advantages, mask):\n"
+        "    mask.zero_()\n    return logps.mul_(2) * advantages.mul_(3) * old_logps.mul_(5)\n"
+    )
+    values = torch.tensor([[1.0, 3.0]], dtype=torch.float64)
+    mask = values.bool()
+    estimator = load_estimator(Algorithm(advantage=f"{tmp_path}/mine.py:estimator"))
+    assert estimator.formula(values).tolist() == [[-1.0, 1.0]]
+    assert own_loss(f"{tmp_path}/mine.py:loss")(values, values, values.expand(1, 2), mask).tolist() == [[30.0, 810.0]]
+    assert (values.tolist(), mask.tolist()) == ([[1.0, 3.0]], [[True, True]])
 
 
 def test_a_step_refuses_a_loss_of_another_shape(tmp_path) -> None:

@@ -1,6 +1,7 @@
 """Findings of `rloo check`, and that `plan`, `doctor` and Snakemake find the same by files alone."""
 
 import json
+import re
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
@@ -46,6 +47,18 @@ def ids(completion_ids, tokenizer_path):
 
 def nothing(completions):
     return [None] * len(completions)
+
+def counted(completions, calls=[]):
+    calls.append(None)
+    return [float(len(calls))] * len(completions)
+
+def best(completions, answer):
+    scores = right(completions, answer)
+    return [float(score == max(scores)) for score in scores]
+
+def spread(completions):
+    import statistics
+    return [statistics.stdev(len(one[-1]["content"]) for one in completions)] * len(completions)
 
 def shorter(completions, other_completions):
     pairs = zip(completions, other_completions, strict=True)
@@ -281,6 +294,27 @@ def test_a_reward_that_gives_none_for_all_is_noted_and_token_ids_are_the_tokeniz
     assert [one.note for one in results] == [True, True, False, False]
     assert "None for all" in results[0].message
     assert "the data's own solutions 2, 2, 2, 2" in results[2].message, "a digit and the end"
+
+
+@pytest.mark.parametrize(
+    ("function", "batch", "message"),
+    [
+        (
+            "counted",
+            "group",
+            "row 0 gets 1, but 5 in a second call: scores must not depend on chance, the time or ",
+        ),
+        ("best", "rows", "row 1 gets 0, but 1 in a second call: .*, set batch: group$"),
+        ("best", "group", None),
+        ("spread", "rows", "a second call, with each completion alone, fails: .*StatisticsError"),
+    ],
+)
+def test_scores_that_depend_on_more_than_the_completion_are_noted(function, batch, message, case, tmp_path) -> None:
+    config = case(rewards=[{"function": f"{tmp_path}/mine.py:{function}", "batch": batch}])
+    [finding, *_] = [one for one in findings(config, tmp_path) if one.subject == f"reward {function}"]
+    assert finding.ok
+    assert finding.note == (message is not None)
+    assert re.search(message or "", finding.message), finding.message
 
 
 def test_a_judge_compares_rows_of_the_data_before_the_run(case, tmp_path) -> None:

@@ -16,6 +16,13 @@ def test_a_completion_without_a_score_is_neither_right_nor_wrong() -> None:
     assert right.tolist() == [[True, False], [False, False], [False, True]], "in evaluations it is not right"
 
 
+def test_a_score_that_rounding_takes_below_the_threshold_is_right() -> None:
+    tenths = sum([0.1] * 10)
+    assert tenths < 1
+    table = pa.table({"prompt_id": ["a", "a"], "scores/answer": [tenths, 1 - 1e-9]})
+    assert is_correct(configuration(), table, 2).tolist() == [[True, False]]
+
+
 def test_all_groups_of_a_prompt_count() -> None:
     """With `rollout.token_budget`, groups that began in several rounds can end in one."""
     scores = [1.0, 0.0, 1.0, 0.0, 0.0, None]

@@ -8,6 +8,7 @@ import pytest
 import yaml
 from synthetic_runs import ROUNDS, Reader, configuration, finish_run, train_again, write_completions
 
+from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.commands.compare import experiment
 from rloo_pipeline.errors import UserError
@@ -124,6 +125,13 @@ def test_the_page_says_which_rows_served_for_what(study, tmp_path) -> None:
     assert f"{chosen['test']['mean']['value']:.1%} of its answers are right" in text
     assert "the value on test is not for these training runs. For other seeds it still is" in text
     assert "The arm with the highest mean is partly so by luck" in text
+    selection = read_json(folder / "selection.json")
+    selection["chosen"][0]["round"] = 1
+    write_json(folder / "selection.json", selection)
+    table = folder / selection["chosen"][0]["run"] / "rounds" / "00001" / "train.parquet"
+    tables.write(table, [], tables.TRAIN, "train", policy="another")
+    with pytest.raises(UserError, match=r"selection\.json: its policy is .*, but another is expected here"):
+        page_of(folder)
     assert f"problems {low:.1%} to {high:.1%}" in text
     assert "better, test & " in (folder / "experiment.tex").read_text(encoding="utf-8")
 

@@ -239,7 +239,7 @@ def test_nothing_hangs(completion: str) -> None:
     assert time.process_time() - began < 30, "milliseconds of CPU"
 
 
-@pytest.mark.parametrize("gold", ["", "   ", None, "???", "#### ", "9" * 500, "no idea " * 60])
+@pytest.mark.parametrize("gold", ["", "   ", None, float("nan"), "???", "#### ", "9" * 500, "no idea " * 60])
 def test_an_unreadable_gold_answer_gives_none(gold: Any) -> None:
     assert math_reward(["18", "19"], [gold, "19"]) == [None, 1.0]
 

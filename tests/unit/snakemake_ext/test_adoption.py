@@ -1,13 +1,14 @@
 """Files of a copied run that `rloo adopt` accepts; tests/pipeline has whole runs."""
 
 import os
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from helpers import mini
 
-from rloo_pipeline.artifacts import assets, manifest, tables
+from rloo_pipeline.artifacts import assets, files, manifest, tables
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.snakemake_ext import adoption, run_sources
@@ -38,6 +39,23 @@ def test_tables_that_no_job_of_the_run_makes_any_more_are_left_alone(tmp_path) -
     adoption.check_files(tmp_path, Config(**mini()), {rollouts})
     with pytest.raises(UserError, match=r"reference/000\.parquet"):
         adoption.check_files(tmp_path, Config(**mini()), {rollouts, reference})
+
+
+def test_what_an_earlier_training_of_the_run_left_is_not_adopted(tmp_path) -> None:
+    """As after a change of the learning rate and a kill: later rounds and evaluations are those of the old policies."""
+    rounds = tmp_path / "rounds"
+    tables.write(rounds / "00001" / "train.parquet", [], tables.TRAIN, "train", policy="new 1")
+    tables.write(rounds / "00002" / "train.parquet", [], tables.TRAIN, "train", policy="new 2")
+    rollouts, summary = (
+        rounds / "00002" / "rollouts" / "000.parquet",
+        tmp_path / "evaluation" / "final" / "summary.json",
+    )
+    for digests in (("new 1", "new 2"), ("old 1", "new 2"), ("new 1", "old 2")):
+        tables.write(rollouts, [], tables.ROLLOUTS, "rollouts", policy=digests[0])
+        files.write_json(summary, {"policy": digests[1]})
+        found = f"its policy is old {1 if 'old 1' in digests else 2}, but new . is expected here"
+        with pytest.raises(UserError, match=found) if "old" in str(digests) else nullcontext():
+            adoption.check_files(tmp_path, Config(**mini()), {rollouts, summary})
 
 
 def test_a_model_that_was_copied_after_the_run_is_accepted_if_it_is_the_same(tmp_path) -> None:

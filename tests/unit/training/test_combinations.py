@@ -72,7 +72,7 @@ def estimate(name: str, rewards: Tensor) -> Tensor:
             continue
         if name == "reinforce_pp":
             result[i] = reward
-        elif len(siblings) or name == "dr_grpo":
+        elif len(siblings):
             result[i] = reward - (siblings if name.startswith("rloo") else group).mean()
         if (name == "grpo" and len(siblings)) or (name == "rloo_std" and differ(siblings)):
             result[i] /= (group if name == "grpo" else siblings).std() + 1e-4
