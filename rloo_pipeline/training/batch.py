@@ -228,9 +228,8 @@ def load_estimator(algorithm: Algorithm) -> Estimator:
 
     def checked(rewards: Tensor) -> Tensor:
         call = f"algorithm.advantage: {algorithm.advantage}"
-        return of_shape(
-            function(rewards.clone()), rewards, call, "rewards", "[prompts, K]"
-        )  # it may change its argument
+        advantages = function(rewards.clone())  # it may change its argument
+        return of_shape(advantages, rewards, call, "rewards", "[prompts, K]")
 
     return Estimator(checked)
 
