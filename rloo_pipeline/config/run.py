@@ -106,6 +106,11 @@ class Config(RunKeys):
         """The reward function that decides what is right."""
         return next((reward for reward in self.rewards if reward.column == self.correct.reward), self.rewards[0])
 
+    @property
+    def deciding(self) -> JSON:
+        """The parts of the deciding reward that affect its scores: function and options, but not the weight."""
+        return {key: value for key, value in self.deciding_reward.decides().items() if key != "weight"}
+
     def rewards_of(self, stage: str) -> list[Reward]:
         """The reward functions that decide the result of `stage`. One alone decides with any weight."""
         if stage not in CALL_THE_DECIDING_REWARD:
