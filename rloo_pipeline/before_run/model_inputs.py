@@ -77,7 +77,8 @@ def shape(config: Config, asset: str = "model") -> model_dims.ModelDims:
             build(config, Path(folder))
         except ImportError as error:
             raise UserError(f"{config.model.build} needs the environment of the stages ({error})") from error
-        return _trainable_shape(config, Path(folder))._replace(source=config.model.build)
+        with building.named_in_errors(config.model, Path(folder)):
+            return _trainable_shape(config, Path(folder))._replace(source=config.model.build)
 
 
 def build(config: Config, folder: Path) -> None:

@@ -12,6 +12,7 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import model_inputs, node_checks
 from rloo_pipeline.before_run.findings import Finding, RunInputs, problems_of
 from rloo_pipeline.config import Algorithm, distillation
+from rloo_pipeline.data import building
 from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.rollout import engine_arguments
 from rloo_pipeline.runtime import devices
@@ -27,7 +28,7 @@ DETACHED = "its gradient is not the derivative of its value; this is right only 
 
 def model(inputs: RunInputs) -> Iterator[Finding]:
     """Checks that the model can be trained as configured; sets `model`."""
-    with problems_of("model") as problems:
+    with problems_of("model") as problems, building.named_in_errors(inputs.config.model, inputs.scratch / "model"):
         found = _model(inputs)
         if found is None:
             name = inputs.config.model.name_or_path

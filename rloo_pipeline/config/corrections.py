@@ -32,7 +32,8 @@ class KL(Section):
     """
     target: float | None = Field(None, gt=0)
     """Target for the mean KL of a completion, in nats. After each round `beta` is adjusted towards it (Ziegler et al.
-    2019). Without a target `beta` is constant. Not with `rollout.lag`.
+    2019). Without a target `beta` is constant. Not with keys of `rollout` that sample from a different distribution:
+    `lag`, `token_budget`, `top_p`, `top_k`, `min_p`, and masks in `generation_kwargs`.
     """
     gain: float = Field(0.1, gt=0, lt=5)
     """Speed of that adjustment: one round changes `beta` by at most a fifth of this fraction (with 0.1, by 2%)."""

@@ -175,6 +175,11 @@ def _algorithm(config: RunKeys) -> Iterator[str]:
             f"rollout.refill: {config.rollout.refill} replaces the groups that algorithm.filter_zero_variance drops, "
             "which is false; set it to true, or use rollout.oversample"
         )
+    if cut and algorithm.kl.target is not None:
+        yield (
+            f"rollout.{cut} cuts the sampling distribution, so the KL of the samples is not that of the policy that "
+            "algorithm.kl.target steers; leave one of the two out"
+        )
     compares_logps = {
         "old_logps: sampler": algorithm.old_logps == "sampler",
         f"mismatch.correction: {algorithm.mismatch.correction}": algorithm.mismatch.correction != "none",

@@ -46,6 +46,7 @@ def source_digest(stage: str, config: Config) -> str:
     sections = [
         name for name, keys in STAGES[stage].decides.items() if keys is True or name not in ("algorithm", "dataset")
     ]
+    config = config.model_copy(update={"rewards": config.rewards_of(stage)})
     files = {reference: import_string.check(reference) for reference in functions(config, sections)}
     stage_file = PACKAGE / "stages" / f"{stage.replace('-', '_')}.py"
     closures = [_closure(stage_file.resolve())]

@@ -17,7 +17,7 @@ from rloo_pipeline.config.run_keys import TENSORBOARD, RunKeys
 from rloo_pipeline.config.sampling import FP8
 from rloo_pipeline.config.section import JSON, Unused
 from rloo_pipeline.config.training import Deepspeed, Offload
-from rloo_pipeline.stages.table import STAGES
+from rloo_pipeline.stages.table import CALL_THE_DECIDING_REWARD, STAGES
 
 TABLE_COLUMNS = (
     *("prompt_id", "prompt", "prompt_ids", "sample", "completion", "completion_ids", "prompts", "completions"),
@@ -110,6 +110,12 @@ class Config(RunKeys):
     def deciding(self) -> JSON:
         """The parts of the deciding reward that affect its scores: function and options, but not the weight."""
         return {key: value for key, value in self.deciding_reward.decides().items() if key != "weight"}
+
+    def rewards_of(self, stage: str) -> list[Reward]:
+        """The reward functions that decide the result of `stage`. One alone decides with any weight."""
+        if stage not in CALL_THE_DECIDING_REWARD:
+            return self.rewards
+        return [self.deciding_reward.model_copy(update={"weight": 1.0})]
 
     @property
     def candidates(self) -> dict[str, int]:
@@ -248,7 +254,7 @@ class Config(RunKeys):
         decides, but, _ = STAGES[stage]
         params: JSON = self.model_dump(mode="json", include=dict(decides), exclude=dict(but))
         if "rewards" in params:
-            params["rewards"] = [reward.decides() for reward in self.rewards]
+            params["rewards"] = [reward.decides() for reward in self.rewards_of(stage)]
         if params.get("judge") and self.judge:
             params["judge"] = self.judge.decides()
         # a run from before a key existed keeps its params

@@ -1,12 +1,26 @@
 """Models that a function named in the configuration builds (`model.build`, `algorithm.teacher.build`)."""
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rloo_pipeline import import_string
-from rloo_pipeline.config import Model
+from rloo_pipeline.config import Model, ModelSource
 from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.seeds import derive
+
+
+@contextmanager
+def named_in_errors(model: ModelSource, folder: Path) -> Iterator[None]:
+    """Lets errors about a model that was built name its function, since its folder is temporary."""
+    try:
+        yield
+    except UserError as error:
+        if model.build is None:
+            raise
+        named = str(error).replace(str(folder / "config.json"), model.build).replace(str(folder), model.build)
+        raise UserError(named) from error
 
 
 def build(model: Model, seed: int, data_dir: str | None, folder: Path, key: str = "model") -> None:

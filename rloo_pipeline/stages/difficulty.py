@@ -55,7 +55,7 @@ def difficulty(config: Config, prompts: Path, policy: Policy, shard: int, output
         draw = groups.Draw(rows, select.num_generations, sampling, config.seed, ("difficulty",))
         pieces += groups.sample_groups(sampler, config.dataset, config.rollout, draw)
     completions = pa.concat_tables(pieces)
-    scores = score_table(config.rewards, config.scoring, completions, train, policy)
+    scores = score_table([config.deciding_reward], config.scoring, completions, train, policy)
     counts = counts_of(config, scores, select.num_generations)
     about = {"shard": shard, "num_generations": select.num_generations, "policy": sampler.digest}
     prompt_counts.write(output, counts, 0, **about, **groups.sampling_facts(config.model, sampling))

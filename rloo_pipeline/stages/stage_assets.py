@@ -13,7 +13,7 @@ from rloo_pipeline.artifacts.files import atomic_folder
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import dataset_inputs, model_inputs
 from rloo_pipeline.config import Config, Source, distillation
-from rloo_pipeline.data.building import build
+from rloo_pipeline.data.building import build, named_in_errors
 from rloo_pipeline.errors import UserError, one_line, raise_disk_error
 from rloo_pipeline.runtime.progress import say
 
@@ -33,18 +33,20 @@ def stage_assets(config: Config, output: Path) -> None:
     sources = config.row_sources
     for key, source in sources.items():
         dataset_inputs.columns(config, key, source)
-    with atomic_folder(output) as temporary:
+    with atomic_folder(output) as temporary, named_in_errors(config.model, temporary / "model"):
         student, model = _model(config, temporary, output)
         model_inputs.check_model(config, student)
         assets = {"model": model}
         for name, of_teacher in config.teachers.items():
             asset = distillation.asset_of(name)
             teacher, assets[asset] = _model(of_teacher, temporary, output, distillation.key_of(name), asset)
-            model_inputs.check_teacher(of_teacher, teacher, student)
+            with named_in_errors(of_teacher.model, temporary / asset):
+                model_inputs.check_teacher(of_teacher, teacher, student)
         if config.reward_model is not None and config.reward_model.own_source:
             own = config.of_reward_model.override({"update.lora": None})
             start, assets["reward_model"] = _model(own, temporary, output, "reward_model", "reward_model")
-            model_inputs.check_model(own, start)
+            with named_in_errors(own.model, temporary / "reward_model"):
+                model_inputs.check_model(own, start)
         names = {key: dataset_inputs.asset_name(key) for key in sources}
         assets |= {names[key]: _source(key, source, config.data_dir) for key, source in sources.items()}
         asset_files.write(temporary, assets, output, seed=config.seed)

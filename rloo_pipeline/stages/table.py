@@ -451,6 +451,10 @@ ROWS = (
 """All rows, in the order in which a run's jobs start."""
 
 
+CALL_THE_DECIDING_REWARD = frozenset({"difficulty"})
+"""Stages that call only the reward function that decides what is right; `rewards` means that one for them."""
+
+
 class Sections(NamedTuple):
     """Sections of the configuration that a stage gets."""
 

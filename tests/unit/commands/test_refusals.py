@@ -269,6 +269,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
             checks=MODEL,
         ),
     ),
+    "data.building.named_in_errors": "tests/unit/training/test_model_support.py",
     "data.images._bytes_of": (
         images("column 'image' holds 3; an image is", {"image": 3}),
         images("the image /no.png cannot be read", {"image": {"bytes": None, "path": "/no.png"}}),

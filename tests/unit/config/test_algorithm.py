@@ -71,6 +71,7 @@ REFUSED = {
         {"rollout": {"lag": 1}},
         ["rollout.lag: 1", "algorithm.kl.target", "leave one of the two out"],
     ),
+    "a cut that steers beta": ({"kl": {"target": 6}}, {"rollout": {"top_k": 9}}, ["rollout.top_k", "kl.target steers"]),
     "a token budget that steers beta": ({"kl": {"target": 6}}, {"rollout": {"token_budget": 9}}, ["token_budget: 9"]),
     "a token budget that cuts nothing": ({}, {"rollout": {"token_budget": 48}}, ["(48) cuts no completion of at most"]),
     "a token budget of a round behind": ({}, {"rollout": {"token_budget": 9, "lag": 1}}, ["token_budget", "with lag"]),

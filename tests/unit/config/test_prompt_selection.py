@@ -55,6 +55,19 @@ def test_a_key_decides_the_stages_that_use_it(changed, stages) -> None:
     assert {stage for stage in STAGES if before.params(stage) != after.params(stage)} == stages
 
 
+@pytest.mark.parametrize(
+    ("number", "changed", "same"),
+    [(1, {"options": {"strict": True}}, True), (0, {"weight": 0.5}, True), (0, {"options": {"strict": True}}, False)],
+)
+def test_only_the_reward_that_decides_decides_the_pass_rates(number, changed, same) -> None:
+    before = with_select(weights="static")
+    rewards = [*before.rewards]
+    rewards[number] = rewards[number].model_copy(update=changed)
+    after = before.model_copy(update={"rewards": rewards})
+    assert before.params("score") != after.params("score")
+    assert (before.params("difficulty") == after.params("difficulty")) is same
+
+
 def test_the_size_of_a_round_does_not_sample_the_pass_rates_again() -> None:
     before = with_select(weights="static").params("difficulty")
     larger = mini(dataset={"select": {"weights": "static"}}, correct={"reward": "answer"})

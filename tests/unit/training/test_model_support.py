@@ -4,12 +4,14 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import pytest
 from helpers import mini, staged
 
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.before_run import model_inputs
+from rloo_pipeline.before_run import model_inputs, model_trial
+from rloo_pipeline.before_run.findings import RunInputs
 from rloo_pipeline.config import Config, ModelSource
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import groups
@@ -120,6 +122,22 @@ def test_every_stage_before_the_first_engine_refuses(run, tmp_path) -> None:
         with pytest.raises(UserError, match="bert is an encoder"):
             stage()
         assert not out.exists(), name
+
+
+def test_a_refusal_of_a_model_that_is_built_names_its_function_and_no_temporary_folder(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = Config(**mini(rollout={"router_replay": True}))
+    message = f"{config.model.build}: the model has no experts; set rollout.router_replay: false"
+    for refused in (
+        lambda: stage_assets(config.only("stage-assets"), tmp_path / "out"),
+        lambda: model_inputs.shape(config),
+    ):
+        with pytest.raises(UserError) as error:
+            refused()
+        assert str(error.value) == message
+    with ExitStack() as stack:
+        (finding,) = model_trial.model(RunInputs(config, tmp_path, stack))
+    assert finding.message == message
 
 
 def test_no_engine_is_imported_for_that_nor_for_adapters() -> None:
