@@ -139,7 +139,7 @@ def _tokenize(completions: Sequence[Any], folder: str) -> list[list[int]]:
 
 def _read(path: Path) -> list[Row]:
     if not path.is_file():
-        raise UserError(f"{path}: no such file; pass a .jsonl, .json or .parquet file")
+        raise UserError(f"{path}: no such file; pass a .jsonl, .json, .csv, .tsv or .parquet file")
     return read_rows(Source(path=str(path)), str(path))
 
 
