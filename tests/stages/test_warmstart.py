@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 
 import forks
 import pytest
@@ -10,18 +11,29 @@ from helpers import Round, done, mini, rloo, staged
 
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.demo.character_model import tiny_qwen3
+from rloo_pipeline.transformers_internals.tokenizer_file import as_in_other_programs
 
 pytestmark = pytest.mark.slow
 
 
-def test_without_demonstrations_policy_0_is_the_unchanged_model(tmp_path, tiny_model) -> None:
-    run = Round(tmp_path / "run", tiny_model)
+def test_without_demonstrations_policy_0_is_the_model_with_a_tokenizer_that_has_its_ids_in_other_programs(
+    tmp_path, tiny_model
+) -> None:
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    file = model / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"tokenizer_class": "LlamaTokenizerFast"}))
+    before = {file.name: file.read_bytes() for file in model.iterdir()}
+    run = Round(tmp_path / "run", model)
     (run.run / "config.yaml").write_text(yaml.safe_dump(mini() | {"warmstart": {}}))
-    staged(run.run / "assets", tiny_model)
+    staged(run.run / "assets", model)
     arguments = ("--assets", run.run / "assets", "--prompts", run.run / "none", "--output", run.policy(0))
     done("warmstart", *arguments)
-    for file in tiny_model.iterdir():
-        assert (run.policy(0) / file.name).read_bytes() == file.read_bytes()
+    assert {file.name: file.read_bytes() for file in model.iterdir()} == before
+    changed = {name for name, content in before.items() if (run.policy(0) / name).read_bytes() != content}
+    assert changed == {file.name}
+    ids = Policy(model).tokenizer("1+2 =\n")["input_ids"]
+    with as_in_other_programs():
+        assert Policy(run.policy(0)).tokenizer("1+2 =\n")["input_ids"] == ids
 
 
 def test_a_model_that_is_rounded_to_4_bits_has_a_manifest_too(tmp_path) -> None:
