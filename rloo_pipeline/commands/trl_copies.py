@@ -272,6 +272,8 @@ class _Filled(ast.NodeTransformer):
             problem = f"{self.script.hidden(node)}; write it into the line"
             if isinstance(node, ast.Attribute):
                 problem = f"give the option {node.attr}: --from-trl '{self.script.path} --{node.attr} VALUE'"
+            elif self.script.is_parsed(node):
+                problem = f"{node.id} has all options of the command line; pass the values that the call needs instead"
             raise UserError(self.script.at(node, problem)) from None
         self.has_changed = True
         filled: ast.AST = self.visit(ast.parse(repr(value), mode="eval").body)

@@ -84,6 +84,7 @@ class TrlProject(TrlModel):
             self._unshown(name, node, *now)
         for name, node in self.script.arguments.items():
             if name == "processing_class":
+                self.script.resolved(node)  # the line that loads it counts as taken over
                 self._row(name, ast.unparse(node), "model.name_or_path", "the tokenizer is that of the model")
             elif name not in tables.KNOWN and not (isinstance(node, ast.Constant) and node.value is None):
                 self._row(name, ast.unparse(node), "")
