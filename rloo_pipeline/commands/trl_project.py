@@ -9,7 +9,7 @@ from rloo_pipeline.commands import trl_copies
 from rloo_pipeline.commands import trl_tables as tables
 from rloo_pipeline.commands.project_data import ProjectData, place_in
 from rloo_pipeline.commands.trl_model import TrlModel
-from rloo_pipeline.commands.trl_options import ArgumentRow, Translation, shown
+from rloo_pipeline.commands.trl_options import Translation, shown
 from rloo_pipeline.commands.trl_script import TrlScript
 from rloo_pipeline.commands.trl_syntax import name_of
 from rloo_pipeline.commands.trl_values import UnknownValueError
@@ -151,11 +151,8 @@ class TrlProject(TrlModel):
         note = "its lines are in data.py"
         self._row("train_dataset", ast.unparse(train), "dataset.train.generator", note)
         note = "a fifth of the rows, at most 500, is held out" if held_out is None else note
-        self.rows.append(
-            ArgumentRow(
-                "eval_dataset", "none" if held_out is None else ast.unparse(held_out), "dataset.eval.generator", note
-            )
-        )
+        shown_as = "none" if held_out is None else ast.unparse(held_out)
+        self._row("eval_dataset", shown_as, "dataset.eval.generator", note)
         return {"train": {"generator": "data.py:train"}, "eval": {"generator": "data.py:held_out"}}
 
     def _source(self, node: ast.expr | None) -> JSON | None:
@@ -214,7 +211,7 @@ class TrlProject(TrlModel):
                 function["weight"] = weights[number]
             rewards.append(function)
             note = "math_reward compares by value, as TRL's does" if "math_reward" in function["function"] else ""
-            self.rows.append(ArgumentRow("reward_funcs", ast.unparse(part), f"rewards: {function['function']}", note))
+            self._row("reward_funcs", ast.unparse(part), f"rewards: {function['function']}", note)
         if weights:
             self._row("reward_weights", shown(weights), "rewards[].weight", "with each function")
         if (factory := self.script.argument("environment_factory")) is not None:
@@ -299,9 +296,7 @@ class TrlProject(TrlModel):
                 rollout[key] = dict(zip(map(str, map(self._value, target.keys)), functions, strict=True))
             else:
                 rollout[key] = functions if key == "tools" else functions[0]
-            self.rows.append(
-                ArgumentRow(option, ast.unparse(target), f"rollout.{key}", "copied to tools.py" if copied else "")
-            )
+            self._row(option, ast.unparse(target), f"rollout.{key}", "copied to tools.py" if copied else "")
         if copied:
             self.files["tools.py"] = trl_copies.functions(self.script, copied)
 
