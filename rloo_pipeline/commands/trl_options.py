@@ -333,6 +333,6 @@ def shown(value: Any) -> str:
 
 def groups(rows: Sequence[ArgumentRow]) -> Iterator[tuple[str, list[ArgumentRow]]]:
     """Groups rows by kind, each of the three kinds under a title."""
-    yield "Taken under its own name", [row for row in rows if row.here and row.same_name]
-    yield "Named otherwise here", [row for row in rows if row.here and not row.same_name]
+    yield "Kept as they are", [row for row in rows if row.here and row.same_name]
+    yield "Translated", [row for row in rows if row.here and not row.same_name]
     yield "Without a counterpart: NOT in this project", [row for row in rows if not row.here]

@@ -91,6 +91,9 @@ class TrlProject(TrlModel):
         names = {node.value for node in ast.walk(self.script.tree) if isinstance(node, ast.Constant)}
         for column in names & {"image", "images"}:
             self._row("column", str(column), "", "if prompts have images, set dataset.image_column")
+        for file, text in self.files.items():
+            for undefined in sorted(trl_copies.undefined(text)):
+                self._row("name", undefined, "", f"the script does not define it; define it in {file}")
         for statement in self.script.left():
             self._row(f"line {statement.lineno}", " ".join(ast.unparse(statement).split()), "")
 

@@ -478,11 +478,34 @@ def test_a_notebook_is_read_as_the_script_of_its_cells(monkeypatch) -> None:
     assert load_function("rewards.py:length")(["abc"]) == [3.0]
 
 
+def test_texts_inside_a_block_keep_their_lines_and_names_that_the_script_lacks_are_told(monkeypatch) -> None:
+    block = """
+if True:
+    RULE = f'''
+  short{MARK}
+end'''  # the rule
+    def length(completions, **kwargs):
+        '''One
+    line.'''
+        # a comment
+        return [float(len(RULE)) for _ in completions]
+"""
+    _, output = project(SMALL.format(options="").replace("\ndef length", f"{block}\ndef unused"))
+    assert "name: MARK the script does not define it; define it in rewards.py" in " ".join(output.split())
+    copy = Path("project/rewards.py")
+    assert "# a comment" in copy.read_text()
+    copy.write_text("MARK = '!'\n" + copy.read_text())
+    monkeypatch.chdir("project")
+    length = load_function("rewards.py:length")
+    assert (length(["abc"]), length.__doc__) == ([len("\n  short!\nend")], "One\n    line.")
+
+
 def test_a_model_that_another_module_loads_is_the_one_of_the_options() -> None:
     script = AGENT.replace("model=model_args.model_name_or_path", "model=get_model(model_args)")
     config, output = project("from models import get_model\n" + script, "--model_name_or_path org/m --dataset_name a/b")
     assert config["model"]["name_or_path"] == "org/m"
-    assert "only its name is, from the option" in output.partition("Without a counterpart")[2]
+    missing = " ".join(output.partition("Without a counterpart")[2].split())
+    assert "the project has only its name, from the option" in missing
 
 
 def test_functions_classes_and_conditions_of_a_script_are_followed(monkeypatch) -> None:
