@@ -299,8 +299,8 @@ def _operator(node: ast.AST) -> Callable[..., Any]:
     if name in ("In", "NotIn"):
         return lambda a, b: (a in b) is (name == "In")
     name = OPERATORS.get(name, name.lower())
-    found: Callable[..., Any] = getattr(operator, name, None) or getattr(operator, f"{name}_", operator.index)
-    return found
+    found: Any = getattr(operator, name, None) or getattr(operator, f"{name}_", operator.index)
+    return found  # type: ignore[no-any-return]
 
 
 def _applied(function: Callable[..., Any], *values: Any) -> Any:
