@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from rloo_pipeline.config import Config, Source, distillation
-from rloo_pipeline.data import json_rows, rows
+from rloo_pipeline.data import rows, text_rows
 from rloo_pipeline.data.prompting import COMPLETION, check_column, check_columns, check_names
 from rloo_pipeline.errors import UserError, did_you_mean, one_line, unexpanded
 
@@ -153,8 +153,8 @@ def check_source_columns(config: Config, key: str, names: list[str], path: str) 
 
 
 def _first_columns(path: Path) -> list[str] | None:
-    if path.suffix in json_rows.SUFFIXES:
-        first = next(json_rows.objects(path), None)
+    if path.suffix in text_rows.SUFFIXES:
+        first = next(text_rows.objects(path), None)
         if first is None:
             raise UserError(f"{path}: is empty; give it rows")
         return list(first.row)

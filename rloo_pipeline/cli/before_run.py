@@ -108,7 +108,9 @@ COMMANDS = (
         "not given.",
         option("folder", type=Path, nargs="?", default=Path(), help="project folder to create"),
         option("--model", help="folder of a model, or a Hub id"),
-        option("--data", help="rows as .jsonl, .json or .parquet; a folder with train and test files; a Hub id"),
+        option(
+            "--data", help="rows (.jsonl, .json, .csv, .tsv, .parquet), a folder with train and test files, or a Hub id"
+        ),
         option("--reward", metavar="FILE:FUNCTION", help="your reward function (default: one is written)"),
         option("--held-out", metavar="FILE", help="held-out rows (default: a fifth of the data, at most 500)"),
         option("--prompt", metavar="COLUMN", help="column with the question"),
@@ -149,7 +151,7 @@ COMMANDS = (
         _reward_test,
         "Try a reward function on rows of data, before a run.",
         option("function", metavar="FILE:FUNCTION", help="reward function as in a configuration, or module:function"),
-        option("--data", type=Path, required=True, help="rows of the dataset as .jsonl, .json or .parquet"),
+        option("--data", type=Path, required=True, help="rows of the dataset as .jsonl, .json, .csv, .tsv or .parquet"),
         option(
             "--completions",
             type=Path,

@@ -2,7 +2,6 @@
 PEFT.
 """
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,7 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import guard
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.transformers_internals import tokenizer_file
-
-PROBE = "Hello  world, it's 1234567\n\n\tcafe\u0301 \u4f60\u597d, \U0001f600! <b>I'LL</b>\n"
-"""Text that tokenizers of different classes encode with different ids."""
+from rloo_pipeline.training import tokenizer_ids
 
 
 def export(config: Config, run: Path, output: Path, merge: bool, number: int | None = None) -> None:
@@ -50,52 +46,11 @@ def export(config: Config, run: Path, output: Path, merge: bool, number: int | N
             for name in manifest.file_names(folder):
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(folder / name, target / name)  # without its mode, which may forbid writing
-        _keep_ids(target, config.model.trust_remote_code)
+        if guard.is_installed("transformers"):
+            tokenizer_ids.keep(target, config.model.trust_remote_code)
+        else:  # in the environment of a light controller
+            say(f"warn: {tokenizer_ids.UNCHECKED}: transformers is missing")
     say(f"wrote {folder} to {output}")
-
-
-def _keep_ids(folder: Path, trust_remote_code: bool) -> None:
-    """Names another class in tokenizer_config.json if transformers, with the class that stands there, would read other
-    token ids than those of tokenizer.json, with which the policy was trained.
-    """
-    if not guard.is_installed("transformers"):  # in the environment of a light controller
-        say("warn: not checked that other programs read the tokenizer's ids as training did: transformers is missing")
-        return
-    try:
-        if _has_equal_ids(folder, trust_remote_code):
-            return
-    except UserError as error:
-        say(f"warn: not checked that other programs read the tokenizer's ids as training did: {error}")
-        return
-    file = folder / "tokenizer_config.json"
-    content = files.read_json(file) if file.exists() else {}
-    # before version 5, this class would also return token_type_ids, which language models do not take
-    names = content.get("model_input_names", ["input_ids", "attention_mask"])
-    content |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": names}
-    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    if _has_equal_ids(folder, trust_remote_code):
-        say(f"{file.name} names PreTrainedTokenizerFast, so that other programs read the token ids of tokenizer.json")
-    else:
-        say(
-            "warn: AutoTokenizer and vLLM read other token ids than those of tokenizer.json, with which this policy "
-            "was trained; load the tokenizer with transformers' PreTrainedTokenizerFast.from_pretrained"
-        )
-
-
-def _has_equal_ids(folder: Path, trust_remote_code: bool) -> bool:
-    """True if transformers in other programs encodes and decodes text with this tokenizer as this package does.
-
-    Raises:
-        UserError: the tokenizer cannot be loaded.
-    """
-    ours = Policy(folder, trust_remote_code).tokenizer
-    with tokenizer_file.as_in_other_programs():
-        try:
-            theirs = Policy(folder, trust_remote_code).tokenizer
-        except UserError:
-            return False
-    ids = ours(PROBE)["input_ids"]
-    return bool(theirs(PROBE)["input_ids"] == ids and theirs.decode(ids) == ours.decode(ids))
 
 
 def _merge(policy: Policy, dtype: str, target: Path) -> None:

@@ -22,7 +22,7 @@ from rloo_pipeline.artifacts import model_dims, model_files
 from rloo_pipeline.artifacts.files import read_json, write_text
 from rloo_pipeline.before_run.dataset_inputs import require_hub_name
 from rloo_pipeline.commands.project_data import HUB_ID, ProjectData, dump_rows, place_in, project_data
-from rloo_pipeline.commands.trl_options import groups
+from rloo_pipeline.commands.trl_options import ArgumentRow, groups
 from rloo_pipeline.commands.trl_project import TrlProject
 from rloo_pipeline.config.loading import flow
 from rloo_pipeline.config.run_keys import valid_run_name
@@ -38,11 +38,13 @@ PROFILES = ("default", "slurm")
 """Profiles that users edit, or that Snakemake looks for in the project. The package provides the others."""
 QUESTIONS = {
     "model": "Model (a folder, or an id on the Hub): ",
-    "data": "Data (a .jsonl, .json or .parquet file, a folder with train and test files, or an id on the Hub): ",
+    "data": "Data (a file of rows, such as .jsonl or .csv, a folder with train and test files, or an id on the Hub): ",
     "reward": "Reward function (FILE.py:FUNCTION; empty for one that compares with the column of answers): ",
 }
 COMPLETION, PROMPT = 256, 512
 """Maximum completion length in tokens, if the model's context has room for it."""
+MOST_LINES = 8
+"""Most lines of a script that are printed, if a project leaves them out."""
 GENERATIONS, PROMPTS = 8, 32
 """Completions per prompt, and prompts per round."""
 
@@ -254,8 +256,9 @@ def files_of(context: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def next_steps(folder: Path, data: ProjectData, fetch: str, console: Terminal) -> None:
     """Prints the next commands to type. `fetch` is the line that fetches the data, or empty."""
     if data.splits:
-        files = (f"{counted(len(rows), 'row')} in {name}" for name, rows in data.splits.items())
-        console.print(f"{data.name}: {', '.join(files)}")
+        parts = [f"{counted(len(rows), 'row')} in {name}" for name, rows in data.splits.items()]
+        parts += [f"prompts in the column '{data.prompt}'", *([f"answers in '{data.answer}'"] if data.answer else [])]
+        console.print(f"{data.name}: {', '.join(parts)}", soft_wrap=True)
     enter = "" if folder.resolve() == Path.cwd() else f"  cd {shlex.quote(str(folder))}\n"
     console.print(
         f"\nNext:\n{enter}{fetch}  rloo check               # model, data and reward, in seconds\n"
@@ -289,7 +292,12 @@ def init_from_trl(folder: Path, command: str, model: str | None, force: bool) ->
         "config/config.yaml": f"# From {context['script']}; README.md says what became of each option.\n\n{written}"
     }
     write(folder, {**texts, **project.files, **dict(files_of(context))}, force, console)
-    for title, rows in tables:
+    for title, all_rows in tables:
+        lines = [row for row in all_rows if row.option.startswith("line ")]
+        rows = [row for row in all_rows if row not in lines or len(lines) <= MOST_LINES]
+        if len(lines) > MOST_LINES:
+            numbers = ", ".join(row.option.removeprefix("line ") for row in lines)
+            rows.append(ArgumentRow("lines", numbers, "", f"{len(lines)} lines of the script, which README.md shows"))
         if rows:
             there, here = Column(overflow="fold"), Column(overflow="fold")
             table = Table(there, here, box=None, padding=(0, 2, 0, 0), show_header=False)

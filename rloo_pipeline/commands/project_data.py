@@ -8,13 +8,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rloo_pipeline.config import Source
+from rloo_pipeline.data.kinds import are_messages
 from rloo_pipeline.data.rows import FORMATS, Row, check_file, read_rows
 from rloo_pipeline.errors import UserError, did_you_mean
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-PROMPT_COLUMNS = ("prompt", "question", "problem", "instruction", "query", "input")
+PROMPT_COLUMNS = ("prompt", "question", "problem", "instruction", "query", "input", "messages", "conversations")
 ANSWER_COLUMNS = ("answer", "solution", "ground_truth", "target", "label", "output")
 """Usual names of these columns, in order of preference."""
+SPLITS = ("data/train.jsonl", "data/eval.jsonl")
+"""Files of a project with training and held-out rows."""
+ROLES = {"human": "user", "gpt": "assistant"}
+"""ShareGPT's names of roles, and those of chat templates."""
 HELD_OUT_NAMES = ("test", "eval", "validation", "valid", "dev")
 HELD_OUT_SHARE, MOST_HELD_OUT = 0.2, 500
 """Share of the prompts of a single file that is held out, and the maximum number of rows."""
@@ -75,8 +80,12 @@ def project_data(name: str, held_out: str | None, prompt: str | None, answer: st
         )
     if answer == column:
         raise UserError(f"--answer {answer}: the prompt is in this column; name another one")
-    splits = _split(sets[0], files[0], column) if len(files) == 1 else {}
-    sets = list(splits.values()) or sets
+    made, column = _with_prompts(sets, column, is_guess=prompt is None)
+    columns = tuple(dict.fromkeys(name for row in made[0] for name in row))
+    splits = _split(made[0], files[0], column) if len(files) == 1 else {}
+    if len(files) > 1 and made != sets:
+        splits = dict(zip(SPLITS, made, strict=True))
+    sets = list(splits.values()) or made
     paths = list(splits) or [place_in(folder, file) for file in files]
     return ProjectData(
         name=name,
@@ -160,7 +169,33 @@ def _split(rows: Sequence[Row], file: Path, prompt: str) -> dict[str, Sequence[R
         if not chosen or len(chosen) + len(group) <= MOST_HELD_OUT:
             chosen.update(group)
     train = [row for index, row in enumerate(rows) if index not in chosen]
-    return {"data/train.jsonl": train, "data/eval.jsonl": [rows[index] for index in sorted(chosen)]}
+    return dict(zip(SPLITS, (train, [rows[index] for index in sorted(chosen)]), strict=True))
+
+
+def _with_prompts(sets: list[Sequence[Row]], column: str, is_guess: bool) -> tuple[list[Sequence[Row]], str]:
+    """Rows that have the prompt alone in one column, and the column.
+
+    The last message of a conversation, if it is the assistant's, becomes the column `answer`, and Alpaca's columns
+    `instruction` and `input` together become `prompt`. All other rows are returned as they are.
+    """
+    if is_guess and column == "instruction" and any(row.get("input") for rows in sets for row in rows):
+        texts = [["\n\n".join(filter(None, (row["instruction"], row["input"]))) for row in rows] for rows in sets]
+        pairs = zip(sets, texts, strict=True)
+        return [[row | {"prompt": text} for row, text in zip(*pair, strict=True)] for pair in pairs], "prompt"
+    return [[_without_answer(row, column) for row in rows] for rows in sets], column
+
+
+def _without_answer(row: Row, column: str) -> Row:
+    """A row without the assistant's last message in a conversation, which becomes the column `answer`."""
+    messages = row[column] if isinstance(row[column], list) else []
+    if are_messages(messages, "from"):  # ShareGPT
+        messages = [{"role": ROLES.get(one["from"], one["from"]), "content": one.get("value")} for one in messages]
+    elif not are_messages(messages):
+        return row
+    if messages[-1]["role"] == "assistant":
+        *messages, last = messages
+        row = {"answer": last.get("content")} | row
+    return row | {column: messages}
 
 
 def dump_rows(rows: Sequence[Row], file: str) -> str:

@@ -63,7 +63,7 @@ def reward_test(reward: Reward, data: Path, completions: Path | None, workers: i
         seconds = time.monotonic() - started
         if samples == 1:  # a run's calls have several completions
             (both,) = pools.score(_first_row_twice(batch), [2], constants)
-            scored.errors[0] = scored.errors[0] or next(filter(None, both.errors), "")
+            scored.errors[0] = scored.errors[0] or next(filter(None, both.errors), None)
     log_summary(reward, scored)
     console = Terminal(width=None if Terminal().is_terminal else 120)
     console.print(_summary(reward, scored, samples, seconds, workers))
@@ -139,7 +139,7 @@ def _tokenize(completions: Sequence[Any], folder: str) -> list[list[int]]:
 
 def _read(path: Path) -> list[Row]:
     if not path.is_file():
-        raise UserError(f"{path}: no such file; pass a .jsonl, .json or .parquet file")
+        raise UserError(f"{path}: no such file; pass a .jsonl, .json, .csv, .tsv or .parquet file")
     return read_rows(Source(path=str(path)), str(path))
 
 

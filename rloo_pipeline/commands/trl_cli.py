@@ -48,6 +48,9 @@ def without_launcher(words: list[str]) -> tuple[list[str], JSON]:
     Raises:
         UserError: there is no script, or a configuration of accelerate cannot be read.
     """
+    for before, (place, word) in zip(words, enumerate(words[1:], 1), strict=False):
+        if before == "-m" and Path(file := word.replace(".", "/") + ".py").is_file():
+            words[place] = file
     scripts = (place for place, word in enumerate(words) if word.endswith(".py"))
     first = next(scripts, None) if not words[0] or LAUNCHER.fullmatch(words[0]) else 0
     if first is None:

@@ -4,9 +4,10 @@ A copy has the statements that the part depends on, in the order of the script, 
 """
 
 import ast
+import builtins
 import copy
 import re
-import textwrap
+import symtable
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -179,7 +180,27 @@ def _source(script: TrlScript, node: ast.stmt | ast.expr) -> str:
     if filled.has_changed or isinstance(node, ast.expr):
         return ast.unparse(copied)
     first = min([node.lineno, *(part.lineno for part in getattr(node, "decorator_list", []))])
-    return textwrap.dedent("\n".join(script.text.splitlines()[first - 1 : node.end_lineno]))
+    texts = [part for part in ast.walk(node) if isinstance(part, ast.Constant | ast.JoinedStr)]
+    inside = {line for part in texts for line in range(part.lineno + 1, (part.end_lineno or 0) + 1)}
+    lines = enumerate(script.text.split("\n")[first - 1 : node.end_lineno], first)
+    # a line that begins inside a text keeps its indentation, which belongs to the text
+    outer = re.compile(rf"[ \t]{{0,{node.col_offset}}}")
+    return "\n".join(line if number in inside else outer.sub("", line, count=1) for number, line in lines)
+
+
+def undefined(text: str) -> set[str]:
+    """Names that a Python file reads and does not define."""
+    top = symtable.symtable(text, "", "exec")
+    known, read, tables = {*dir(builtins), "__file__"}, set[str](), [top]
+    for table in tables:
+        tables += table.get_children()
+        for symbol in table.get_symbols():
+            is_global = table is top or symbol.is_global()
+            if is_global and (symbol.is_assigned() or symbol.is_imported()):
+                known.add(symbol.get_name())
+            elif is_global and symbol.is_referenced():
+                read.add(symbol.get_name())
+    return read - known
 
 
 class _Filled(ast.NodeTransformer):
@@ -272,6 +293,8 @@ class _Filled(ast.NodeTransformer):
             problem = f"{self.script.hidden(node)}; write it into the line"
             if isinstance(node, ast.Attribute):
                 problem = f"give the option {node.attr}: --from-trl '{self.script.path} --{node.attr} VALUE'"
+            elif self.script.is_parsed(node):
+                problem = f"{node.id} has all options of the command line; pass the values that the call needs instead"
             raise UserError(self.script.at(node, problem)) from None
         self.has_changed = True
         filled: ast.AST = self.visit(ast.parse(repr(value), mode="eval").body)

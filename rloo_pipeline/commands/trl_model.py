@@ -64,8 +64,11 @@ class TrlModel:
             named_by = [given.pop(name) for name in ("model_name", "pretrained_model_name_or_path") if name in given]
             target = next(iter((*target.args, *named_by)), target)
         name = self._value(target)
-        if named and not isinstance(name, str) and target is not None:
-            self._row("model", ast.unparse(target), "", "only its name is, from --model")
+        option = self.script.options.get("model_name_or_path")
+        if (named or option) and not isinstance(name, str) and target is not None:
+            source = "--model" if named else "the option model_name_or_path"
+            self._row("model", ast.unparse(target), "", f"the project has only its name, from {source}")
+            name = option
         name = named or name
         if not isinstance(name, str):
             shown_as = ast.unparse(node) if node is not None else "no argument"
@@ -101,7 +104,7 @@ class TrlModel:
         value = self._value(given, UNSHOWN) if isinstance(given, ast.expr) else given
         text = ast.unparse(given) if isinstance(given, ast.expr) else shown(value)
         if value is UNSHOWN and option == "quantization_config":
-            self._row(option, text, "", "only 4 bits are")
+            self._row(option, text, "", "only 4-bit weights have a counterpart")
         elif value is UNSHOWN:
             self._unshown(option, given)
         elif option in ("dtype", "torch_dtype") and value in ("float32", "bfloat16", "float16"):

@@ -156,10 +156,11 @@ class ScriptNames(ABC):
 
     def own_modules(self, statement: ast.AST) -> Iterator[tuple[str, Path]]:
         """Yields the script's own modules that a statement imports, each with the folder where Python finds it: the
-        script's, or one between that and the working folder.
+        script's, one between that and the working folder, or the one with its package.
         """
         own, working = self.path.resolve().parent, Path.cwd()
-        folders = [own, *(folder for folder in own.parents if folder.is_relative_to(working))]
+        parents = zip(own.parents, (own, *own.parents), strict=False)
+        folders = [own, *(up for up, down in parents if up.is_relative_to(working) or (down / "__init__.py").is_file())]
         for node in ast.walk(statement):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
             if isinstance(node, ast.ImportFrom):

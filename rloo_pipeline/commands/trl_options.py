@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from rloo_pipeline.commands import trl_tables as tables
 from rloo_pipeline.config.generation import REFUSED, STOPS, GenerationKwargs
 from rloo_pipeline.config.section import JSON
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, counted
 
 NO_CLIPPING = 1e9
 """A max_grad_norm that no gradient reaches."""
@@ -171,7 +171,7 @@ class Translation:
         if steps > 0:
             self.read.add("num_train_epochs")
             rounds = math.ceil(steps / per_round)
-            self.add("max_steps", "rounds", f"{rounds}: {steps} optimizer steps / {per_round} a round")
+            self.add("max_steps", "rounds", f"{rounds}: {counted(steps, 'optimizer step')}, {per_round} a round")
         else:
             rounds = 100
             note = f"100 for now; as in TRL: {epochs:g} × training prompts / {batch // prompts}"
@@ -207,7 +207,7 @@ class Translation:
             self.add(option, "no key", "lr_scheduler_type constant has no warm-up; constant_with_warmup has")
         elif steps:
             self.keys["update.warmup_steps"] = steps
-            self.add(option, "update.warmup_steps", f"{steps} optimizer steps" if ratio else "")
+            self.add(option, "update.warmup_steps", counted(steps, "optimizer step") if ratio else "")
         betas = [self.options.get("adam_beta1", 0.9), self.options.get("adam_beta2", 0.999)]
         for name in ("adam_beta1", "adam_beta2"):
             if name in self.given and name in self.options:
@@ -333,6 +333,6 @@ def shown(value: Any) -> str:
 
 def groups(rows: Sequence[ArgumentRow]) -> Iterator[tuple[str, list[ArgumentRow]]]:
     """Groups rows by kind, each of the three kinds under a title."""
-    yield "Taken under its own name", [row for row in rows if row.here and row.same_name]
-    yield "Named otherwise here", [row for row in rows if row.here and not row.same_name]
+    yield "Kept as they are", [row for row in rows if row.here and row.same_name]
+    yield "Translated", [row for row in rows if row.here and not row.same_name]
     yield "Without a counterpart: NOT in this project", [row for row in rows if not row.here]

@@ -9,7 +9,7 @@ from rloo_pipeline.commands import trl_copies
 from rloo_pipeline.commands import trl_tables as tables
 from rloo_pipeline.commands.project_data import ProjectData, place_in
 from rloo_pipeline.commands.trl_model import TrlModel
-from rloo_pipeline.commands.trl_options import ArgumentRow, Translation, shown
+from rloo_pipeline.commands.trl_options import Translation, shown
 from rloo_pipeline.commands.trl_script import TrlScript
 from rloo_pipeline.commands.trl_syntax import name_of
 from rloo_pipeline.commands.trl_values import UnknownValueError
@@ -84,12 +84,16 @@ class TrlProject(TrlModel):
             self._unshown(name, node, *now)
         for name, node in self.script.arguments.items():
             if name == "processing_class":
+                self.script.resolved(node)  # the line that loads it counts as taken over
                 self._row(name, ast.unparse(node), "model.name_or_path", "the tokenizer is that of the model")
             elif name not in tables.KNOWN and not (isinstance(node, ast.Constant) and node.value is None):
                 self._row(name, ast.unparse(node), "")
         names = {node.value for node in ast.walk(self.script.tree) if isinstance(node, ast.Constant)}
         for column in names & {"image", "images"}:
             self._row("column", str(column), "", "if prompts have images, set dataset.image_column")
+        for file, text in self.files.items():
+            for undefined in sorted(trl_copies.undefined(text)):
+                self._row("name", undefined, "", f"the script does not define it; define it in {file}")
         for statement in self.script.left():
             self._row(f"line {statement.lineno}", " ".join(ast.unparse(statement).split()), "")
 
@@ -150,11 +154,8 @@ class TrlProject(TrlModel):
         note = "its lines are in data.py"
         self._row("train_dataset", ast.unparse(train), "dataset.train.generator", note)
         note = "a fifth of the rows, at most 500, is held out" if held_out is None else note
-        self.rows.append(
-            ArgumentRow(
-                "eval_dataset", "none" if held_out is None else ast.unparse(held_out), "dataset.eval.generator", note
-            )
-        )
+        shown_as = "none" if held_out is None else ast.unparse(held_out)
+        self._row("eval_dataset", shown_as, "dataset.eval.generator", note)
         return {"train": {"generator": "data.py:train"}, "eval": {"generator": "data.py:held_out"}}
 
     def _source(self, node: ast.expr | None) -> JSON | None:
@@ -213,7 +214,7 @@ class TrlProject(TrlModel):
                 function["weight"] = weights[number]
             rewards.append(function)
             note = "math_reward compares by value, as TRL's does" if "math_reward" in function["function"] else ""
-            self.rows.append(ArgumentRow("reward_funcs", ast.unparse(part), f"rewards: {function['function']}", note))
+            self._row("reward_funcs", ast.unparse(part), f"rewards: {function['function']}", note)
         if weights:
             self._row("reward_weights", shown(weights), "rewards[].weight", "with each function")
         if (factory := self.script.argument("environment_factory")) is not None:
@@ -298,9 +299,7 @@ class TrlProject(TrlModel):
                 rollout[key] = dict(zip(map(str, map(self._value, target.keys)), functions, strict=True))
             else:
                 rollout[key] = functions if key == "tools" else functions[0]
-            self.rows.append(
-                ArgumentRow(option, ast.unparse(target), f"rollout.{key}", "copied to tools.py" if copied else "")
-            )
+            self._row(option, ast.unparse(target), f"rollout.{key}", "copied to tools.py" if copied else "")
         if copied:
             self.files["tools.py"] = trl_copies.functions(self.script, copied)
 

@@ -1,6 +1,8 @@
 """Reads a TRL training script: the call that makes its trainer, its options, and what a project leaves out."""
 
 import ast
+import json
+import re
 import shlex
 import sys
 from collections.abc import Collection, Iterator
@@ -15,12 +17,15 @@ from rloo_pipeline.config.section import JSON
 from rloo_pipeline.errors import UserError
 
 TRAINERS = ("RLOOTrainer", "GRPOTrainer")
-OTHER_FILES = {
-    **dict.fromkeys(
-        (".yaml", ".yml"), "options; write the whole command: --from-trl 'trl grpo --config FILE', or a script's"
-    ),
-    ".ipynb": "a notebook; `jupyter nbconvert --to script` writes the script that --from-trl reads",
-}
+COPIES = ("replace", "copy", "deepcopy")
+"""Functions that return a copy of their first argument; `dataclasses.replace` changes the fields that it is given."""
+RELATIVE = re.compile(r"(?m)^(\s*from\s+)(\.+)([\w.]*)(?=\s+import\b)")
+PADDING = {"pad_token", "pad_token_id", "padding_side"}
+"""Attributes of a tokenizer that change nothing here."""
+OTHER_CELLS = ("%%bash", "%%sh", "%%script", "%%writefile", "%%html", "%%javascript")
+"""Beginnings of cells of a notebook that are not Python."""
+MAGIC = re.compile(r"(?m)^([ \t]*)[%!](?:.*\\\n)*.*")
+"""A line of a notebook that is a command of IPython or of a shell."""
 
 
 class TrlScript(ScriptValues):
@@ -37,7 +42,8 @@ class TrlScript(ScriptValues):
         self.launch: JSON = {}
         """`num_processes`, if a launcher before the script says it."""
         try:
-            name, *words = shlex.split(command) or [""]
+            # a comment may follow the command; shlex would also end `data#part` there
+            name, *words = shlex.split(command, comments=not re.search(r"\S#", command)) or [""]
         except ValueError as error:  # a quotation mark without a second one
             raise UserError(f"--from-trl '{command}': cannot be split into words ({error})") from error
         if of_trl := trl_cli.split([name, *words]):
@@ -58,6 +64,8 @@ class TrlScript(ScriptValues):
         ]
         super().__init__(path, tree, options, [self.trainer, *inside], makers)
         self.makers = makers
+        self.configs: list[ast.expr] = []
+        """Expressions of the trainer's options, and of those that they are a copy of."""
         self.arguments = dict(zip(POSITIONAL, self.trainer.args, strict=False)) | self.keywords(self.trainer)
 
     @property
@@ -75,10 +83,16 @@ class TrlScript(ScriptValues):
     def config_options(self) -> dict[str, ast.expr | Any]:
         """Options of the RLOOConfig or GRPOConfig, as expressions or as values from the script's command line."""
         node = self.arguments.get("args")
-        if node is None:
-            return self.launch
+        return self.launch if node is None else self._options(node, self.trainer)
+
+    def _options(self, node: ast.expr, reader: ast.Call) -> dict[str, ast.expr | Any]:
+        """The options that an expression stands for where a call reads it."""
+        self.configs.append(node)
         target, found = self.resolved(node), dict[str, ast.expr | Any](self.launch)
         name = f"{self.kind}Config"
+        if isinstance(target, ast.Call) and name_of(target.func) in COPIES and target.args:
+            found |= self._options(target.args[0], target) | self.keywords(target)
+            return self._with_lines(node, reader, found)
         is_own = not isinstance(target, ast.Call) or name_of(target.func) != name
         for one in all_nodes(self.tree, ast.ClassDef):
             if is_own and any(name_of(base) == name for base in one.bases):
@@ -96,11 +110,15 @@ class TrlScript(ScriptValues):
             found |= {name: value for name, value in self.options.items() if name not in others}
         else:
             raise UserError(self.at(node, f"write the call of {self.kind}Config here; the script does not show it"))
+        return self._with_lines(node, reader, found)
+
+    def _with_lines(self, node: ast.expr, reader: ast.Call, found: dict[str, Any]) -> dict[str, ast.expr | Any]:
+        """Options, with what lines such as `config.beta = 0.1` set before a call reads them."""
         for call in map(self._given_to, self.statements):
             function = call and self.function_of(call)
             if call and function and _sets_attributes(function):
                 self._returned(call)  # which reads its lines, too
-        made = self.when(self.trainer.end_lineno or 0)  # which may call functions that set options
+        made = self.when(reader.end_lineno or 0)  # which may call functions that set options
         for place, value in self.assigned(ast.Attribute):  # config.beta = 0.1
             if self.when(place.lineno)[: len(made)] <= made and self.is_same(place.value, node):
                 found[place.attr] = value
@@ -111,8 +129,8 @@ class TrlScript(ScriptValues):
         """The function call that a line is, if it may change the trainer's options: `set_up(config)`, also with `x =`
         before it, or `config.set_training(…)`.
         """
-        call, args = getattr(node, "value", None), self.arguments.get("args")
-        if not isinstance(call, ast.Call) or call in self.calls or args is None:
+        call = getattr(node, "value", None)
+        if not isinstance(call, ast.Call) or call in self.calls or name_of(call.func) in COPIES:
             return None
         if not isinstance(node, ast.Expr):  # a call with a result may do something else
             function = self.function_of(call)
@@ -125,7 +143,8 @@ class TrlScript(ScriptValues):
         given = [*call.args, *(keyword.value for keyword in call.keywords)]
         if isinstance(call.func, ast.Attribute) and call.func.attr.startswith("set_"):
             given.append(call.func.value)
-        return call if any(isinstance(part, ast.Name) and self.is_same(part, args) for part in given) else None
+        names = [part for part in given if isinstance(part, ast.Name)]
+        return call if any(self.is_same(name, args) for name in names for args in self.configs) else None
 
     def left(self) -> Iterator[ast.stmt]:
         """Statements that the project does not take over, except imports and statements about the trainer."""
@@ -161,7 +180,7 @@ class TrlScript(ScriptValues):
 
     def _sets(self, statement: ast.stmt) -> bool:
         """True if a statement may set an option, adds a callback, or changes the trainer after it was made."""
-        args = ast.unparse(self.arguments.get("args", UNSHOWN))
+        args = [*map(ast.unparse, self.configs)]
         parts = [*ast.walk(statement)]
         made = not any(part in self.calls for part in parts)
         for call in filter(None, map(self._given_to, parts)):
@@ -172,7 +191,7 @@ class TrlScript(ScriptValues):
             (
                 isinstance(part, ast.Attribute)
                 and isinstance(part.ctx, ast.Store)
-                and (made or ast.unparse(part.value) == args)
+                and (made or ast.unparse(part.value) in args)
             )
             or (isinstance(part, ast.Call) and name_of(part.func) in ("add_callback", "setattr"))
             or _sets_entries(part)
@@ -191,16 +210,42 @@ def _read(path: Path) -> tuple[str, ast.Module]:
     Raises:
         UserError: the file cannot be read, or is not Python.
     """
+    if path.suffix in (".yaml", ".yml"):
+        advice = "write the whole command: --from-trl 'trl grpo --config FILE', or a script's"
+        raise UserError(f"--from-trl {path}: options; {advice}")
     try:
         text = path.read_text(encoding="utf-8")
-        if advice := OTHER_FILES.get(path.suffix):
-            raise UserError(f"--from-trl {path}: {advice}")
+        if path.suffix == ".ipynb":
+            text = _code(path, text)
+        text = RELATIVE.sub(lambda found: found[1] + _absolute(path, len(found[2]), found[3]), text)
         return text, ast.parse(text, str(path))
     except OSError as error:
         raise UserError(f"--from-trl {path}: cannot be read ({error.strerror})") from error
     except (SyntaxError, ValueError) as error:
         version = ".".join(map(str, sys.version_info[:2]))
-        raise UserError(f"--from-trl {path}: not valid Python {version} ({error})") from error
+        advice = "correct it, or install this package with the script's Python"
+        raise UserError(f"--from-trl {path}: not valid Python {version} ({error}); {advice}") from error
+
+
+def _code(path: Path, text: str) -> str:
+    """The Python code in the cells of a notebook, without commands of IPython and of a shell.
+
+    Raises:
+        UserError: the file is not a notebook.
+    """
+    try:
+        texts = ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    except (ValueError, LookupError, TypeError) as error:
+        raise UserError(f"--from-trl {path}: not a notebook of format 4; save it as a Python script") from error
+    return "\n\n".join(MAGIC.sub(r"\1pass", text) for text in texts if not text.startswith(OTHER_CELLS))
+
+
+def _absolute(path: Path, level: int, module: str) -> str:
+    """The absolute name of a module that a file imports by a relative one, since copies are in another folder."""
+    package = root = path.resolve().parents[level - 1]
+    while root == package or (root / "__init__.py").is_file():
+        root = root.parent
+    return ".".join([*package.relative_to(root).parts, *filter(None, [module])])
 
 
 def _trainer(path: Path, tree: ast.Module) -> ast.Call:
@@ -246,8 +291,12 @@ def _sets_attributes(node: ast.AST, of: Collection[str] | None = None) -> bool:
 
 def _only_shows(statement: ast.stmt) -> bool:
     """True for an expression alone on its line, such as text or `rows[0]`, for a call that prints, and for what has no
-    effect on the training, such as `os.environ[…] = …`.
+    effect on the training, such as `os.environ[…] = …` and `tokenizer.pad_token = …`.
     """
+    kinds = ast.Attribute | ast.Name | ast.Subscript
+    stored = [part for part in ast.walk(statement) if isinstance(part, kinds) and isinstance(part.ctx, ast.Store)]
+    if stored and all(isinstance(part, ast.Attribute) and part.attr in PADDING for part in stored):
+        return not any(isinstance(part, ast.Expr) for part in ast.walk(statement))
     if isinstance(statement, ast.Assign):
         return ast.unparse(statement.targets[0]).startswith("os.environ[")
     if not isinstance(statement, ast.Expr):

@@ -17,28 +17,8 @@ from rloo_pipeline.commands.trl_tables import OF_MODEL
 from rloo_pipeline.errors import UserError
 
 PARSED = ("parse_args", "parse_args_and_config", "parse_args_into_dataclasses", "parse_known_args")
-OPERATORS: Mapping[type[ast.operator | ast.unaryop], Any] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Pow: operator.pow,
-    ast.USub: operator.neg,
-    ast.Not: operator.not_,
-}
-COMPARISONS: Mapping[type[ast.cmpop], Any] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Is: operator.is_,
-    ast.IsNot: operator.is_not,
-    ast.In: lambda a, b: a in b,
-    ast.NotIn: lambda a, b: a not in b,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
+OPERATORS = {"Mult": "mul", "Div": "truediv", "USub": "neg", "NotEq": "ne", "LtE": "le", "GtE": "ge", "IsNot": "is_not"}
+"""Functions in `operator`, by the names of ast's classes; those of others are these names in lower case."""
 FUNCTIONS = {
     **{function.__name__: function for function in (bool, float, int, len, max, min, str)},
     "dedent": textwrap.dedent,
@@ -174,12 +154,12 @@ class ScriptValues(ScriptNames):
             return _applied(dict, zip(keys, map(self.value, node.values), strict=True))
         if isinstance(node, ast.Name | ast.IfExp | ast.Call) and (target := self.chosen(node)) is not node:
             return self.value(target)
-        if isinstance(node, ast.UnaryOp) and type(node.op) in OPERATORS:
-            return self._computed(OPERATORS[type(node.op)], node.operand)
-        if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-            return self._computed(OPERATORS[type(node.op)], node.left, node.right)
-        if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in COMPARISONS:
-            return self._computed(COMPARISONS[type(node.ops[0])], node.left, node.comparators[0])
+        if isinstance(node, ast.UnaryOp):
+            return self._computed(_operator(node.op), node.operand)
+        if isinstance(node, ast.BinOp):
+            return self._computed(_operator(node.op), node.left, node.right)
+        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            return self._computed(_operator(node.ops[0]), node.left, node.comparators[0])
         if isinstance(node, ast.BoolOp):
             return self._either(node)
         if isinstance(node, ast.Subscript):
@@ -311,6 +291,16 @@ class ScriptValues(ScriptNames):
         if name in METHODS and isinstance(node.func, ast.Attribute):
             return self._computed(getattr(str, name), node.func.value, *node.args)
         raise UnknownValueError
+
+
+def _operator(node: ast.AST) -> Callable[..., Any]:
+    """The function of an operator, which raises TypeError if there is none, as for `|`."""
+    name = type(node).__name__
+    if name in ("In", "NotIn"):
+        return lambda a, b: (a in b) is (name == "In")
+    name = OPERATORS.get(name, name.lower())
+    found: Any = getattr(operator, name, None) or getattr(operator, f"{name}_", operator.index)
+    return found  # type: ignore[no-any-return]
 
 
 def _applied(function: Callable[..., Any], *values: Any) -> Any:

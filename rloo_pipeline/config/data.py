@@ -72,7 +72,7 @@ class Source(Section):
     name: str | None = None
     """Hub id of a dataset, or a folder that `datasets.load_dataset` can read."""
     path: str | None = None
-    """A .jsonl, .json or .parquet file; a relative path starts at `data_dir` if that is set."""
+    """A .jsonl, .json, .csv, .tsv or .parquet file; a relative path starts at `data_dir` if that is set."""
     generator: Reference | None = None
     """`module:function` or `file.py:function` that returns a list of rows (dicts); called as `f(**options)`."""
     options: JSON = {}

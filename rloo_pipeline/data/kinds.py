@@ -41,10 +41,10 @@ class LocatedRow(NamedTuple):
     row: Row
 
 
-def are_messages(value: Any) -> bool:
-    """True if a value is a list of messages, each with a role."""
+def are_messages(value: Any, role: str = "role") -> bool:
+    """True if a value is a list of messages, each with a role, which has this key."""
     is_list = isinstance(value, list) and bool(value)
-    return is_list and all(isinstance(message, dict) and "role" in message for message in value)
+    return is_list and all(isinstance(message, dict) and role in message for message in value)
 
 
 def uniform(located: Iterable[LocatedRow]) -> list[Row]:

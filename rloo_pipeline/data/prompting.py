@@ -115,6 +115,11 @@ def prompt_of(row: Row, dataset: Dataset, path: str) -> Any:
         if not isinstance(prompt, str):
             prompt = [*map(_with_text, prompt)]
             _check_contents(prompt, dataset.shows_images, path)
+            if prompt[-1]["role"] == "assistant":
+                raise UserError(
+                    f"{path}: column '{dataset.prompt_column}' ends with a message of the assistant, which the model "
+                    "would see in the prompt; leave it out (`rloo init` moves it into a column of its own)"
+                )
     if dataset.system_prompt is None:
         return prompt
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt

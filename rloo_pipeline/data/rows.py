@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline import import_string
 from rloo_pipeline.config import Source
-from rloo_pipeline.data import json_rows
+from rloo_pipeline.data import text_rows
 from rloo_pipeline.data.kinds import LocatedRow, are_messages, uniform
 from rloo_pipeline.data.kinds import Row as Row
 from rloo_pipeline.errors import UserError, one_line, raise_disk_error
@@ -17,7 +17,7 @@ from rloo_pipeline.errors import UserError, one_line, raise_disk_error
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetBuilder
 
-FORMATS = (*json_rows.SUFFIXES, ".parquet")
+FORMATS = (*text_rows.SUFFIXES, ".parquet")
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 
 
@@ -62,8 +62,8 @@ def _generated(source: Source) -> list[Row]:
 def _loaded(source: Source, path: Path) -> list[Row]:
     if path.is_file():
         check_file(path)
-        if path.suffix in json_rows.SUFFIXES:
-            return json_rows.read(path, source.max_rows)
+        if path.suffix in text_rows.SUFFIXES:
+            return text_rows.read(path, source.max_rows)
     try:
         return _by_datasets(source, path)
     except UserError:
@@ -112,7 +112,7 @@ def _of_json(builder: DatasetBuilder, split: str) -> list[Row]:
     import datasets
 
     parts = {
-        str(name): [*chain.from_iterable(map(json_rows.objects, chain.from_iterable(map(_unpacked, files))))]
+        str(name): [*chain.from_iterable(map(text_rows.objects, chain.from_iterable(map(_unpacked, files))))]
         for name, files in builder.config.data_files.items()
     }
     instruction = datasets.ReadInstruction.from_spec("+".join(parts) if split == "all" else split)

@@ -12,7 +12,7 @@ from typing import Unpack
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from rloo_pipeline.data import json_rows
+from rloo_pipeline.data import text_rows
 from rloo_pipeline.demo.character_model import END, PAD, START, ModelSize, with_chat, write_qwen3
 from rloo_pipeline.errors import UserError, did_you_mean
 
@@ -81,7 +81,7 @@ def bpe_tokenizer(texts: Sequence[str], vocab_size: int, context: int) -> PreTra
 def _texts(path: Path, columns: Sequence[str]) -> Iterator[str]:
     """Yields the text of these columns, row by row."""
     try:
-        rows = list(json_rows.objects(path))
+        rows = list(text_rows.objects(path))
     except OSError as error:
         raise UserError(
             f"{path}: the corpus (model.build_options.corpus) cannot be read ({error}); "

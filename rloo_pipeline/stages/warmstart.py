@@ -11,7 +11,7 @@ from rloo_pipeline.before_run import checkpointing
 from rloo_pipeline.config import Config
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.training import model_support, plain_model, policy_model, self_check
+from rloo_pipeline.training import model_support, plain_model, policy_model, self_check, tokenizer_ids
 from rloo_pipeline.training.sft import sft
 
 
@@ -52,6 +52,7 @@ def warmstart(config: Config, assets: Path, prompts: Path, output: Path) -> None
                     link_or_copy(file, temporary / file.relative_to(model.folder))
             (temporary / model_files.SELF_CHECK).unlink(missing_ok=True)  # may be hard-linked to the model's
         result.write(temporary)
+        tokenizer_ids.keep(temporary, config.model.trust_remote_code)
         seal(temporary, output.name, seed=config.seed, assets=lineage.assets_digest(assets))
     change = f"rounded to {config.model.quantization}" if config.model.quantization else "unchanged"
     say(f"policy 0 is {model}, {change}")

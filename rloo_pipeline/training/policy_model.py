@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
-from rloo_pipeline.artifacts import vision
+from rloo_pipeline.artifacts import manifest, vision
 from rloo_pipeline.artifacts.model_files import GENERATION, INDEX, PICKLES, WEIGHTS
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON, Lora
 from rloo_pipeline.errors import UserError, did_you_mean, one_line
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.training import batch_forms, faster_kernels, model_support, plain_model, self_check
+from rloo_pipeline.training import batch_forms, faster_kernels, model_support, plain_model, self_check, tokenizer_ids
 from rloo_pipeline.training.deepspeed_internals import split_model
 from rloo_pipeline.training.kernels import attention
 from rloo_pipeline.training.self_check import SelfCheck
@@ -188,6 +188,8 @@ def save_beside(model: PreTrainedModel, target: Path, previous: Policy) -> None:
     if isinstance(checked, SelfCheck):
         checked.write(target)
     copy_side_files(previous.base, target)
+    if not (previous.base / manifest.MANIFEST).exists():  # a model, whose tokenizer no policy has taken over yet
+        tokenizer_ids.keep(target, previous.trust_remote_code)
 
 
 def _save_configuration(model: PreTrainedModel, target: Path, previous: Policy) -> None:

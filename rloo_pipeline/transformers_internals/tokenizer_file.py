@@ -28,12 +28,14 @@ def prepare_tokenizers() -> Any:
 
     backend: Any = TokenizersBackend
     original = backend.__dict__["convert_to_native_format"]
+    original = getattr(original.__func__, "replaced", original)  # by another import of this module
     convert = original.__func__
 
     def keep_file(cls: Any, /, trust_remote_code: bool = False, **arguments: Any) -> dict[str, Any]:
         """The arguments of the class: `tokenizer_file` itself rather than what transformers would read of it."""
         return arguments if arguments.get("tokenizer_file") else convert(cls, trust_remote_code, **arguments)
 
+    keep_file.replaced = original  # type: ignore[attr-defined]
     backend.convert_to_native_format = classmethod(keep_file)
     return original
 

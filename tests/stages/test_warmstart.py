@@ -9,24 +9,38 @@ import yaml
 from helpers import Round, done, mini, rloo, staged
 
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.demo.character_model import tiny_qwen3
+from rloo_pipeline.demo.character_model import tiny_qwen3, write_qwen3
+from rloo_pipeline.demo.text_model import bpe_tokenizer
+from rloo_pipeline.transformers_internals.tokenizer_file import as_in_other_programs
 
 pytestmark = pytest.mark.slow
+SIZES = {"hidden_size": 64, "layers": 2, "heads": 2, "key_value_heads": 1, "head_dim": 32, "intermediate_size": 128}
 
 
-def test_without_demonstrations_policy_0_is_the_unchanged_model(tmp_path, tiny_model) -> None:
-    run = Round(tmp_path / "run", tiny_model)
+def test_without_demonstrations_policy_0_is_the_model_with_a_tokenizer_that_has_its_ids_in_other_programs(
+    tmp_path,
+) -> None:
+    model = tmp_path / "model"
+    write_qwen3(model, 0, bpe_tokenizer(["a b"], 300, 256), **SIZES)
+    file = model / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"tokenizer_class": "LlamaTokenizerFast"}))
+    before = {file.name: file.read_bytes() for file in model.iterdir()}
+    run = Round(tmp_path / "run", model)
     (run.run / "config.yaml").write_text(yaml.safe_dump(mini() | {"warmstart": {}}))
-    staged(run.run / "assets", tiny_model)
+    staged(run.run / "assets", model)
     arguments = ("--assets", run.run / "assets", "--prompts", run.run / "none", "--output", run.policy(0))
     done("warmstart", *arguments)
-    for file in tiny_model.iterdir():
-        assert (run.policy(0) / file.name).read_bytes() == file.read_bytes()
+    assert {file.name: file.read_bytes() for file in model.iterdir()} == before
+    changed = {name for name, content in before.items() if (run.policy(0) / name).read_bytes() != content}
+    assert changed == {file.name}
+    ids = Policy(model).tokenizer("a b")["input_ids"]
+    with as_in_other_programs():
+        theirs = [Policy(folder).tokenizer("a b")["input_ids"] == ids for folder in (model, run.policy(0))]
+    assert theirs == [False, True]
 
 
 def test_a_model_that_is_rounded_to_4_bits_has_a_manifest_too(tmp_path) -> None:
-    sizes = {"hidden_size": 64, "layers": 2, "heads": 2, "key_value_heads": 1, "head_dim": 32, "intermediate_size": 128}
-    tiny_qwen3(tmp_path / "model", 0, **sizes)
+    tiny_qwen3(tmp_path / "model", 0, **SIZES)
     run = Round(tmp_path / "run", tmp_path / "model")
     changes = mini(model={"quantization": "nf4"}, update={"lora": {}})
     (run.run / "config.yaml").write_text(yaml.safe_dump(changes | {"warmstart": {}}))

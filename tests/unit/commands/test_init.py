@@ -96,6 +96,37 @@ def test_rows_of_one_prompt_are_all_trained_or_all_held_out(choices) -> None:
     assert not {*train} & {*held_out}
 
 
+MESSAGES = [[{"role": "user", "content": row["question"]}] for row in ROWS]
+ANSWERED = [[*one, {"role": "assistant", "content": row["answer"]}] for one, row in zip(MESSAGES, ROWS, strict=True)]
+SHAREGPT = [[{"from": {"user": "human"}.get(m["role"], "gpt"), "value": m["content"]} for m in one] for one in ANSWERED]
+
+
+@pytest.mark.parametrize(
+    ("rows", "prompt", "answer"),
+    [
+        ([{"messages": one} for one in ANSWERED], "messages", "answer"),
+        ([{"id": "a", "conversations": one} for one in SHAREGPT], "conversations", "answer"),
+        ([{"prompt": one, "solution": "1"} for one in MESSAGES], "prompt", "solution"),
+        ([{"instruction": "Add.", "input": row["question"], "output": "2"} for row in ROWS], "prompt", "output"),
+    ],
+)
+@pytest.mark.parametrize("held_out", [None, "rows.jsonl"])
+def test_rows_of_usual_forms_become_prompts_without_answers(rows, prompt, answer, held_out, choices) -> None:
+    write(Path("rows.jsonl"), rows)
+    config, output = new_project("project", choices._replace(data="rows.jsonl", held_out=held_out))
+    expected = ({"user_prompt": "{prompt}"} if "input" in rows[0] else {"prompt_column": prompt}).items()
+    assert config["dataset"].items() >= expected
+    assert f"def right(completions, {answer}, " in Path("project/rewards.py").read_text()
+    source = config["dataset"]["train"]["path"]
+    written = [json.loads(line) for line in Path("project", source).read_text().splitlines()]
+    prompts = [f"Add.\n\n{row['question']}" for row in ROWS] if "input" in rows[0] else MESSAGES
+    assert all(row[prompt] in prompts for row in written)
+    if answer == "answer":
+        assert all(row["answer"].startswith(row[prompt][0]["content"]) for row in written)
+    assert (source == str(Path("rows.jsonl").resolve())) is (held_out is not None and answer == "solution")
+    assert (f"prompts in the column '{prompt}', answers in '{answer}'" in output) is (source == "data/train.jsonl")
+
+
 def test_what_is_not_given_is_asked_for_until_it_can_be_used(choices, monkeypatch) -> None:
     answers = iter(["", "no model", choices.model, "missing.jsonl", " mine.jsonl ", ""])
 
@@ -183,8 +214,8 @@ def test_a_model_without_chat_template_continues_texts(choices, tmp_path) -> Non
         ({"model": "models/tinny"}, r"models/tinny: no such folder .*did you mean 'tiny'"),
         ({"data": "mime.jsonl"}, r"mime\.jsonl: no such file of rows .*did you mean 'mine\.jsonl'"),
         (
-            {"data": "mine.csv"},
-            r"mine\.csv: dataset files can be \.jsonl, \.json, \.parquet; convert it",
+            {"data": "mine.txt"},
+            r"mine\.txt: dataset files can be \.jsonl, \.json, \.csv, \.tsv, \.parquet; convert it",
         ),
         ({"data": "models/tinny"}, "no such file or folder; .* with --prompt and --answer; did you mean 'tiny'"),
         ({"data": "org/name"}, "no such file or folder; if it is an id on the Hub, name its columns"),
@@ -201,7 +232,7 @@ def test_a_model_without_chat_template_continues_texts(choices, tmp_path) -> Non
 )
 def test_what_is_missing_is_named_and_nothing_is_written(change, message, choices) -> None:
     write(Path("x.jsonl"), [{"x": "1", "answer": "1"}] * 4)
-    for name in ("mine.py", "mine.csv"):
+    for name in ("mine.py", "mine.txt"):
         Path(name).touch()
     Path("models/tiny").mkdir(parents=True)
     Path("models/adapter_config.json").touch()

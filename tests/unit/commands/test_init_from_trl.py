@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
+from helpers import printed
 from trl_scripts import GRPO, SMALL, project
 
 from rloo_pipeline.commands.init import init_from_trl
@@ -371,7 +373,8 @@ text = model.generate("1+1")
 
 
 def test_a_notebook_of_unsloth_keeps_its_4_bit_weights_adapter_and_whole_groups(monkeypatch) -> None:
-    config, output = project(NOTEBOOK)
+    padding = "if tokenizer.pad_token is None: tokenizer.pad_token = tokenizer.eos_token"
+    config, output = project(NOTEBOOK.replace("rows[0]", padding))
     assert config["model"] == {"name_or_path": "org/model", "quantization": "nf4"}
     assert config["update"]["lora"] == {"r": 16, "lora_alpha": 32, "target_modules": "all-linear"}
     assert config["rollout"] == {
@@ -457,6 +460,52 @@ args = options()
 rows, held = data()
 train(rows, held)
 """
+
+
+def test_a_notebook_is_read_as_the_script_of_its_cells(monkeypatch) -> None:
+    """Without commands of IPython and of a shell, and with the lines that it leaves out in the README."""
+    lines = [*SMALL.format(options="beta=0.3").splitlines(keepends=True)]
+    shown = [f"show(rows[{number}])\n" for number in range(9)]
+    cells = [("code", ["%%capture\n", "!pip install \\\n", "  trl\n", "import re"]), ("markdown", ["# A (title"])]
+    cells += [("code", ["%%bash\n", "ls -l"]), ("code", lines[:4]), ("code", shown), ("code", lines[4:])]
+    notebook = {"cells": [{"cell_type": kind, "source": source} for kind, source in cells], "nbformat": 4}
+    Path("grpo.ipynb").write_text(json.dumps(notebook))
+    output = printed(init_from_trl, Path("project"), "grpo.ipynb", None, False)
+    assert "10 lines of the script, which README.md shows" in output
+    assert "show(rows[8])" in Path("project/README.md").read_text()
+    monkeypatch.chdir("project")
+    assert yaml.safe_load(Path("config/config.yaml").read_text())["algorithm"]["beta"] == 0.3
+    assert load_function("rewards.py:length")(["abc"]) == [3.0]
+
+
+def test_texts_inside_a_block_keep_their_lines_and_names_that_the_script_lacks_are_told(monkeypatch) -> None:
+    block = """
+if True:
+    RULE = f'''
+  short{MARK}
+end'''  # the rule
+    def length(completions, **kwargs):
+        '''One
+    line.'''
+        # a comment
+        return [float(len(RULE)) for _ in completions]
+"""
+    _, output = project(SMALL.format(options="").replace("\ndef length", f"{block}\ndef unused"))
+    assert "name: MARK the script does not define it; define it in rewards.py" in " ".join(output.split())
+    copy = Path("project/rewards.py")
+    assert "# a comment" in copy.read_text()
+    copy.write_text("MARK = '!'\n" + copy.read_text())
+    monkeypatch.chdir("project")
+    length = load_function("rewards.py:length")
+    assert (length(["abc"]), length.__doc__) == ([len("\n  short!\nend")], "One\n    line.")
+
+
+def test_a_model_that_another_module_loads_is_the_one_of_the_options() -> None:
+    script = AGENT.replace("model=model_args.model_name_or_path", "model=get_model(model_args)")
+    config, output = project("from models import get_model\n" + script, "--model_name_or_path org/m --dataset_name a/b")
+    assert config["model"]["name_or_path"] == "org/m"
+    missing = " ".join(output.partition("Without a counterpart")[2].split())
+    assert "the project has only its name, from the option" in missing
 
 
 def test_functions_classes_and_conditions_of_a_script_are_followed(monkeypatch) -> None:
@@ -862,7 +911,7 @@ def test_what_cannot_be_translated_is_one_sentence_and_nothing_is_written(script
     ("file", "advice"),
     [
         ("grpo.yaml", "trl grpo --config FILE"),
-        ("grpo.ipynb", "jupyter nbconvert"),
+        ("grpo.ipynb", "not a notebook of format 4; save it as a Python script"),
         ("trl sft", "'trl sft': only the commands trl rloo and trl grpo"),
     ],
 )

@@ -298,15 +298,20 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         ),
     ),
     "data.images.encode": (IMAGES, IMAGES, IMAGES, IMAGES),
-    "data.json_rows.read": (Case("train.jsonl: is empty", "\n\n"),),
-    "data.json_rows._decoded": (Case("line 1: not UTF-8", b'{"question": "\xe9"}'),),
-    "data.json_rows._parsed": (
+    "data.text_rows.read": (Case("train.jsonl: is empty", "\n\n"),),
+    "data.text_rows._decoded": (Case("line 1: not UTF-8", b'{"question": "\xe9"}'),),
+    "data.text_rows._parsed": (
         Case("line 1: not JSON", '{"question": '),
         Case("line 1: lists or objects are nested too deeply", f'{{"a": {"[" * 100_000}{"]" * 100_000}}}'),
         Case("line 1: a number has more than 4,300 digits", f'{{"a": {"1" * 100_000}}}'),
     ),
-    "data.json_rows._located": (
+    "data.text_rows._located": (
         Case("line 1: holds a list, not an object with columns; write one object per row", "[1]"),
+    ),
+    "data.text_rows._of_table": (
+        Case("line 2: 3 fields for 2 columns", "question,answer\n1,2,3\n", name="train.csv"),
+        Case("line 2: not .csv (unexpected end of data)", 'question,answer\n"1,2\n', name="train.csv"),
+        Case("line 1: two columns have the name 'answer'", "answer,answer\n1,2\n", name="train.csv"),
     ),
     "data.kinds._plain": (
         values("row 1: column 'extra' holds a set", None, {1}),
@@ -349,6 +354,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
             config={"dataset": {"user_prompt": "{question.first}"}},
         ),
         prompts("row 0: column 'prompt' holds 3", 3),
+        prompts("row 0: column 'prompt' ends with a message of the assistant", [{"role": "assistant", "content": "a"}]),
     ),
     "data.prompting._check_contents": (
         prompts("row 0: a message of the role 'user' has no content", [{"role": "user", "content": None}]),
@@ -383,7 +389,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     ),
     "data.rows._loaded": (Case("train.parquet: truncated or damaged", "hello", name="train.parquet"),),
     "data.rows.check_file": (
-        Case("dataset files can be", "a,b\n", name="train.csv"),
+        Case("dataset files can be", "a,b\n", name="train.txt"),
         Case("train.jsonl: is empty", ""),
     ),
     "data.tool_template": TOOLS,

@@ -25,7 +25,7 @@ def test_an_answer_of_any_type_is_a_completion() -> None:
     assert completions_of("2", 2, 0.5, True, messages, [2, 3]) == ["2", "2", "0.5", "True", "It is 2.", "[2, 3]"]
 
 
-def test_a_function_is_called_with_several_completions_as_in_a_run(tmp_path) -> None:
+def test_a_function_is_called_with_several_completions_as_in_a_run(tmp_path, capsys) -> None:
     data, function = tmp_path / "data.jsonl", tmp_path / "mine.py"
     data.write_text('{"question": "1+1", "answer": "2"}\n{"question": "1+2", "answer": "3"}\n')
     function.write_text("def mine(completions):\n    return [1.0]\n")
@@ -34,6 +34,11 @@ def test_a_function_is_called_with_several_completions_as_in_a_run(tmp_path) -> 
     function.write_text("def mine(completions):\n    return [1.0 for text, in [completions]]\n")
     with pytest.raises(UserError, match=r"1 of 2 rows failed, row 0 first: .*too many values to unpack"):
         reward_test(Reward(function=f"{function}:mine", batch="group", on_error="none"), data, None, 1, None)
+    capsys.readouterr()
+    function.write_text("def mine(completions):\n    return [1.0 for _ in completions]\n")
+    reward_test(Reward(function=f"{function}:mine"), data, None, 1, None)
+    [failed] = [line for line in capsys.readouterr().out.splitlines() if "failed" in line]
+    assert "0 rows" in failed
 
 
 def test_a_function_sees_all_messages_of_an_episode_and_the_text_of_a_single_one() -> None:

@@ -92,14 +92,16 @@ def test_the_processes_of_a_command_of_trl_multiply_its_batch(command, size) -> 
         ("torchrun --nproc_per_node 2", 16),
         ("torchrun --nnodes 2", 16),
         ("deepspeed --num_nodes 2 --num_gpus=4", 64),
+        ("torchrun --nproc_per_node 2 -m", 16),
     ],
 )
-def test_a_script_may_stand_after_its_launcher(launcher, size) -> None:
+def test_a_script_may_stand_after_its_launcher_and_before_a_comment(launcher, size) -> None:
     Path("two.yaml").write_text("num_processes: 2\n")
     Path("bin").mkdir()
     Path("bin/python3.11").touch()
     Path("mine.py").write_text(SCRIPT)
-    printed(init_from_trl, Path("project"), f"{launcher} mine.py --beta 0.1", None, False)
+    script = "mine" if launcher.endswith("-m") else "mine.py"
+    printed(init_from_trl, Path("project"), f"{launcher} {script} --beta 0.1  # it's", None, False)
     config = yaml.safe_load(Path("project/config/config.yaml").read_text())
     assert (config["algorithm"]["beta"], config["rollout"]["generation_batch_size"]) == (0.1, size)
 

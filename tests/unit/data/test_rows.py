@@ -71,7 +71,11 @@ BROKEN = {
     "no Parquet": ("a.parquet", "hello", "truncated or damaged"),
     "an empty Parquet": ("a.parquet", "", "is empty"),
     "a Parquet without rows": ("a.parquet", without_rows(), "is empty"),
-    "CSV": ("a.csv", "a,b\n", "dataset files can be .jsonl, .json, .parquet"),
+    "text": ("a.txt", "a,b\n", "dataset files can be .jsonl, .json, .csv, .tsv, .parquet"),
+    "CSV without rows": ("a.csv", "a,b\n", "is empty"),
+    "CSV with more fields": ("a.csv", 'a,b\n"1,\n2",3\n1,2,3\n', "line 4: 3 fields for 2 columns; put quotes around"),
+    "CSV with a quote": ("a.csv", 'a,b\n"1,2\n', "line 2: not .csv (unexpected end of data)"),
+    "CSV with a name twice": ("a.csv", "a,a\n1,2\n", "line 1: two columns have the name 'a'"),
     "CSV in a folder": ("folder/a.csv", "a,b\n1,2\n1,2,3\n", "folder/a.csv, line 3: 3 fields"),
     "a folder with a number among texts": (
         "folder/a.jsonl",
@@ -136,6 +140,8 @@ def test_texts_that_look_like_other_values_stay_texts(tmp_path) -> None:
         "a.json": ("\ufeff" + json.dumps(rows), rows),
         "json/train.jsonl": (lines(rows), rows),
         "packed/train.json.gz": (gzip.compress(lines(rows).encode()), rows),
+        "a.csv": ("\ufeff," + csv.replace("\n", "\r\n0,")[:-2], of_csv),
+        "a.tsv": (csv.replace(",", "\t"), of_csv),
         "csv/train.csv": (csv, of_csv),
         "tsv/train.tsv": (csv.replace(",", "\t"), of_csv),
         "declared/README.md": (DECLARED, None),
@@ -374,8 +380,8 @@ def test_images_of_messages_need_a_column_and_texts_in_parts_do_not() -> None:
 
 def test_a_message_of_a_prompt_with_calls_may_lack_a_text() -> None:
     call = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}
-    user = {"role": "user", "content": "1"}
-    assert prompt_of({"prompt": [user, call]}, dataset(), "x") == [user, {**call, "content": ""}]
+    user, tool = {"role": "user", "content": "1"}, {"role": "tool", "content": "2"}
+    assert prompt_of({"prompt": [user, call, tool]}, dataset(), "x") == [user, {**call, "content": ""}, tool]
 
 
 def test_the_system_prompt_of_the_run_stands_before_messages_without_one() -> None:

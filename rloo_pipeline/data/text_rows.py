@@ -1,5 +1,7 @@
-"""Reads rows from JSON and JSON Lines files."""
+"""Reads rows from JSON, JSON Lines, CSV and TSV files."""
 
+import csv
+import io
 import json
 import sys
 from collections.abc import Iterator
@@ -10,19 +12,20 @@ from typing import IO, Any
 from rloo_pipeline.data.kinds import KINDS, LocatedRow, Row, uniform
 from rloo_pipeline.errors import UserError
 
-SUFFIXES = (".jsonl", ".json")
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+SUFFIXES = (".jsonl", ".json", *DELIMITERS)
 
 
 def read(path: Path, most: int | None = None) -> list[Row]:
     """All rows, as returned by `kinds.uniform`.
 
     Args:
-        path: JSON Lines, or one list of objects.
+        path: JSON Lines, one list of objects, or a table whose first line names its columns; its values are text.
         most: number of rows to read; all by default.
 
     Raises:
-        UserError: the file is empty, not UTF-8 or not JSON, a row is not an object, or `kinds.uniform` refuses a row.
-            The message names the file, the line (in a list, the row from 0) and the column.
+        UserError: the file is empty, not UTF-8, not JSON or not a table, a row is not an object, or `kinds.uniform`
+            refuses a row. The message names the file, the line (in a list, the row from 0) and the column.
     """
     rows = uniform(islice(objects(path), most))
     if not rows:
@@ -34,9 +37,12 @@ def objects(path: Path) -> Iterator[LocatedRow]:
     """The rows one by one, unchanged.
 
     Raises:
-        UserError: a line is not UTF-8, not JSON, or not an object.
+        UserError: a line is not UTF-8, not JSON, not an object, or has other fields than the first one.
     """
     with _opened(path) as file:
+        if path.suffix in DELIMITERS:
+            yield from _of_table(_decoded(file.read(), path, 1), path)
+            return
         start = file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip()
         file.seek(0)
         if start.startswith(b"[") and path.suffix != ".jsonl":
@@ -47,6 +53,26 @@ def objects(path: Path) -> Iterator[LocatedRow]:
             if line.strip():
                 row = _parsed(_decoded(line.rstrip(b"\r\n"), path, number), path, number)
                 yield _located(path, f"line {number}", row)
+
+
+def _of_table(text: str, path: Path) -> Iterator[LocatedRow]:
+    """The rows of a table. A column without a name, such as pandas' index, is left out."""
+    csv.field_size_limit(len(text) + 1)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=DELIMITERS[path.suffix], strict=True)
+    try:
+        names = next(reader, [])
+        if twice := next((name for name in names if name and names.count(name) > 1), None):
+            raise UserError(f"{path}, line 1: two columns have the name '{twice}'; rename one")
+        for fields in filter(None, reader):
+            if len(fields) != len(names):
+                raise UserError(
+                    f"{path}, line {reader.line_num}: {len(fields)} fields for {len(names)} columns; put quotes around "
+                    "texts that contain the delimiter"
+                )
+            row = {name: field for name, field in zip(names, fields, strict=True) if name}
+            yield LocatedRow(str(path), f"line {reader.line_num}", row)
+    except csv.Error as error:
+        raise UserError(f"{path}, line {reader.line_num}: not {path.suffix} ({error}); write it again") from error
 
 
 def _opened(path: Path) -> IO[bytes]:
