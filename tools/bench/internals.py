@@ -37,7 +37,7 @@ def _without(deviation: str) -> None:
     if deviation == "mlflow":
         deepspeed_config.import_deepspeed = lambda: import_module("deepspeed")
     elif deviation == "sklearn, scipy":
-        optional_parts.hidden_packages = lambda *_: nullcontext()
+        optional_parts.hidden_packages = lambda *_: nullcontext()  # type: ignore[assignment, attr-defined]
     elif deviation == "distributions":
         optional_parts._distributions_on_demand = nullcontext  # type: ignore[assignment]
     elif deviation == "unused parts of vllm":
