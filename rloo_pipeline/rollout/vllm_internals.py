@@ -29,6 +29,7 @@ from rloo_pipeline.artifacts.model_files import module_counts
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import IncompatibleEngine, UserError, one_line
 from rloo_pipeline.runtime import devices, guard
+from rloo_pipeline.runtime.import_shims import hidden_packages
 from rloo_pipeline.runtime.progress import announcing, say
 from rloo_pipeline.transformers_internals import optional_parts, tokenizer_file
 
@@ -47,6 +48,8 @@ IMAGE_MODULES = {
 }
 """vLLM's modules of image models, by architecture."""
 TORCHVISION = [f"torchvision{rest}" for rest in ("", ".transforms", ".transforms.v2", ".transforms.v2.functional")]
+UNUSED = ("scipy", "opentelemetry")
+"""Packages that vLLM imports for sound and for traces, if they are there."""
 ADVICE = "leave these modules out of update.lora.target_modules, or train all weights"
 
 
@@ -59,8 +62,11 @@ def import_vllm() -> ModuleType:
     guard.require("vllm")
     with announcing("importing vLLM"):
         tokenizer_file.prepare_tokenizers()
-        replace_ranks()
-        return import_module("vllm")
+        vllm = import_module("vllm")
+        with hidden_packages(*UNUSED):
+            replace_ranks()
+            import_module("vllm.tracing")
+        return vllm
 
 
 def prepare(policy: Policy) -> None:

@@ -1,14 +1,18 @@
 """Imports transformers, or a part of it, without its optional dependencies.
 
 transformers imports scikit-learn (assisted generation) and SciPy (losses of object detection), which takes a second at
-the start of every stage. Qwen-VL's processors need torchvision only for videos, and PyTorch's CPU build from PyPI comes
+the start of every stage, and reads the list of files of each installed package, to find the versions of three of them,
+which takes another half. Qwen-VL's processors need torchvision only for videos, and PyTorch's CPU build from PyPI comes
 without it; the processors based on PIL then handle images. Tool schemas need only the standard library. For vLLM see
 `rollout/vllm_internals.py`.
 """
 
+import importlib.metadata
 import importlib.util
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -29,11 +33,38 @@ def prepare_transformers() -> None:
         UserError: the installed transformers is not the version whose internals this package uses.
     """
     guard.require("transformers")
-    with hidden_packages("sklearn", "scipy"):
+    with hidden_packages("sklearn", "scipy"), _distributions_on_demand():
         from transformers.utils import import_utils
 
         import_utils.is_sklearn_available()
         import_utils.is_scipy_available()
+
+
+class Distributions:
+    """Stands for `importlib.metadata.packages_distributions()`, but looks for names when it is asked for them."""
+
+    @staticmethod
+    def get(package: str, default: list[str]) -> list[str]:
+        """Names of the distributions of a package; the one named like it is enough, except for Flash Attention, of
+        which two distributions have the same package.
+        """
+        try:
+            named_alike = [] if package.startswith("flash_attn") else [importlib.metadata.distribution(package).name]
+        except importlib.metadata.PackageNotFoundError:
+            named_alike = []
+        return named_alike or [*importlib.metadata.packages_distributions().get(package, default)]
+
+
+@contextmanager
+def _distributions_on_demand() -> Iterator[None]:
+    """A block in which transformers may be imported; it gets `Distributions` in place of a mapping of all packages."""
+    metadata: Any = importlib.metadata
+    original = metadata.packages_distributions
+    metadata.packages_distributions = Distributions
+    try:
+        yield
+    finally:
+        metadata.packages_distributions = original
 
 
 def lacks_torchvision() -> bool:

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,11 @@ def _without(deviation: str) -> None:
     if deviation == "mlflow":
         deepspeed_config.import_deepspeed = lambda: import_module("deepspeed")
     elif deviation == "sklearn, scipy":
-        optional_parts.prepare_transformers = lambda: None
+        optional_parts.hidden_packages = lambda *_: nullcontext()  # type: ignore[assignment, attr-defined]
+    elif deviation == "distributions":
+        optional_parts._distributions_on_demand = nullcontext  # type: ignore[assignment]
+    elif deviation == "unused parts of vllm":
+        vllm_internals.UNUSED = ()  # type: ignore[assignment]
     elif deviation == "pandas":
         import_shims.prepare_arrow = lambda: None
     elif deviation == "ranks":
@@ -57,8 +62,8 @@ def _without(deviation: str) -> None:
 
 
 DEVIATIONS = {
-    "update": ("mlflow", "sklearn, scipy", "pandas", "compiled operations"),
-    "rollout": ("ranks", "sklearn, scipy", "pandas", "text once"),
+    "update": ("mlflow", "sklearn, scipy", "distributions", "pandas", "compiled operations"),
+    "rollout": ("ranks", "sklearn, scipy", "distributions", "unused parts of vllm", "pandas", "text once"),
     "score": ("sklearn, scipy", "pandas"),
 }
 

@@ -70,14 +70,16 @@ def test_a_function_of_vllm_is_replaced_once_in_a_process() -> None:
 
 
 def test_vllm_is_imported_without_scikit_learn(tmp_path) -> None:
-    """Which transformers would import for it."""
+    """Which transformers would import for it; nor with what it would import itself for sound and for traces."""
     program = tmp_path / "imports.py"
     program.write_text(
-        "import sys\nfrom rloo_pipeline.rollout import vllm_internals\n"
-        "vllm_internals.import_vllm()\nprint(*sys.modules)\n"
+        "import sys\nfrom rloo_pipeline.rollout import vllm_internals\nvllm_internals.import_vllm()\n"
+        "from vllm.multimodal.audio import scipy_signal\nfrom vllm.tracing import is_otel_available\n"
+        "print(type(scipy_signal).__name__, is_otel_available(), *sys.modules)\n"
     )
     outcome = succeeded(forks.run(program, [], os.environ | {"PYTHONPATH": str(forks.ROOT)}))
-    loaded = outcome.stdout.split()
+    signal, traces, *loaded = outcome.stdout.split()
+    assert (signal, traces) == ("_PlaceholderModuleAttr", "False")
     assert "vllm" in loaded
     assert "sklearn" not in loaded
-    assert importlib.util.find_spec("sklearn"), "there it is"
+    assert all(map(importlib.util.find_spec, ("sklearn", "scipy.signal", "opentelemetry.sdk"))), "there they are"
