@@ -50,6 +50,13 @@ def remove_temporary(folder: Path, name: str) -> None:
         _remove(stale)
 
 
+def remove_older(folder: Path) -> None:
+    """Removes the folders beside an existing one whose names sort before its own."""
+    for other in folder.parent.iterdir() if folder.exists() else ():
+        if other.name < folder.name:
+            _remove(other)
+
+
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)

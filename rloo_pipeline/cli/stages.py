@@ -8,7 +8,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rloo_pipeline.artifacts import fence, function_copies, lineage
+from rloo_pipeline.artifacts import fence, files, function_copies, lineage
+from rloo_pipeline.artifacts.model_files import STATES
 from rloo_pipeline.cli.command import CONFIG, Option, command, option
 from rloo_pipeline.cli.stage_options import (
     OUTPUT,
@@ -114,6 +115,7 @@ def _report(config: Config, arguments: argparse.Namespace) -> None:
     # with --rerun-triggers, keys may have changed between rounds, but evaluations must be comparable
     lineage.require_configured(whole_config(arguments), [*rounds[-1:], *evaluations])
     report(config, run, arguments.summary, arguments.output)
+    files.remove_older(run / STATES / f"{config.rounds:05d}")  # its round will not have to run again
 
 
 def shards(name: str) -> Option:

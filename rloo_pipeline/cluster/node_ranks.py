@@ -60,7 +60,7 @@ class NodeRanks(kept_ranks.KeptRanks):
         while select.select([self._srun.stdout], [], [], patience)[0]:
             said, mark, answer = (line := self._srun.stdout.readline()).partition(MARK)
             os.write(1, said)
-            if mark or not line:
+            if mark or not line or nodes.KILLED.match(said):
                 return [answer]
         return []
 

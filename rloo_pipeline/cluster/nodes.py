@@ -3,12 +3,13 @@
 
 srun runs outside the image, which does not contain it, and starts the image once per rank. Rank 0 listens on a free
 port that the system chooses and writes it to a file that all ranks see, so that ports of different jobs cannot collide.
-If a rank is missing after a minute, the stage fails and names the nodes.
+If a rank is missing after five minutes, the stage fails and names the nodes.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
 
 IMAGE = "RLOO_IMAGE"
 """Environment variable with the image that ranks run in. Without it, they run in this interpreter's environment."""
-PATIENCE = 45.0
-"""Seconds for which ranks wait for each other."""
+PATIENCE = 300.0
+"""Seconds for which ranks wait for each other: a node may read the image for the first time."""
+KILLED = re.compile(rb"srun: error: ([^\s:]+): tasks? ([\d,-]+): (Killed|Out Of Memory|Segmentation fault|Bus error)")
+"""Line of srun about ranks that a signal has ended. It then ends the other ranks by SIGTERM."""
 
 
 def program(apptainer_options: Sequence[str] = ()) -> list[str]:
@@ -107,10 +110,17 @@ def launch(layout: RankLayout, output: Path, arguments: Sequence[str]) -> None:
     Raises:
         UserError: this is not a SLURM job, or a rank failed.
     """
-    step = prepare(layout, output, arguments)
+    step, none = prepare(layout, output, arguments), subprocess.DEVNULL
     try:
-        outcome = subprocess.run(step.command, env=step.environment, stdin=subprocess.DEVNULL, check=False)
-        refuse_failed(f"{layout.processes} ranks on {layout.nodes} nodes", step.failed, outcome.returncode)
+        with subprocess.Popen(step.command, env=step.environment, stdin=none, stderr=subprocess.PIPE) as srun:
+            killed = None
+            for line in srun.stderr or ():
+                os.write(2, line)
+                killed = killed or KILLED.match(line)
+        if killed:  # the errors of other ranks only report that it is gone
+            node, rank, how = (part.decode() for part in killed.groups())
+            step.failed.write_text(f"rank {rank} on {node}: {how}; if memory ran out, give the job more")
+        refuse_failed(f"{layout.processes} ranks on {layout.nodes} nodes", step.failed, srun.returncode)
     except FileNotFoundError:
         raise UserError("no srun on the PATH of this job's first node") from None
     finally:

@@ -7,6 +7,7 @@ submitit's files and the job's log.
 import os
 import time
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -124,6 +125,22 @@ def status(run: Path) -> Iterator[str]:
     done = [file for pattern in ("rounds", "*/*/rounds") for file in run.glob(f"{pattern}/*/metrics.json")]
     yield f"rounds done: {len(done)} of {_rounds(run)}"
     yield f"log: {record['log']}"
+
+
+@lru_cache(1)
+def is_queued(run: Path, minute: int) -> bool:
+    """True if the job of a submitted run is waiting or running, or SLURM does not say. SLURM is asked once a minute.
+
+    Args:
+        run: folder of the run.
+        minute: the current time in minutes.
+    """
+    del minute
+    try:
+        record = _read_record(run / FOLDER)
+        return record is not None and slurm.job(record["job"]) is not None
+    except UserError:
+        return True
 
 
 def cancel(run: Path, patience: float = 90.0) -> str:

@@ -85,19 +85,29 @@ def _has_begun(run: Path) -> bool:
     return any((run / name).exists() for name in ("config.yaml", EXPERIMENT))
 
 
+def _goes_on(run: Path) -> bool:
+    """True if a process may work on a run, or its job in SLURM's queue will."""
+    from rloo_pipeline.cluster import submission
+    from rloo_pipeline.snakemake_ext import locks
+
+    return locks.may_be_alive(run) or submission.is_queued(run, int(time.monotonic() // 60))
+
+
 def _frame_of_runs(folders: Sequence[Path], console: Terminal) -> tuple[RenderableType, bool]:
-    """A view with the curves of several runs, and True if all are finished."""
+    """A view with the curves of several runs, and True if all are finished, or nothing works on them any more."""
     runs = curves_of(folders)
     if len(runs) > MOST:
         raise UserError(f"{len(runs)} arms; {MOST} curves can be told apart")
-    return frame_of_runs(runs, console.width), all(run.is_finished for run in runs)
+    ended = all(run.is_finished for run in runs) or not any(map(_goes_on, folders))
+    return frame_of_runs(runs, console.width), ended
 
 
 def _frame(run: Path) -> tuple[RenderableType, bool]:
-    """The view of a run, and True if the run is finished."""
+    """The view of a run, and True if it is finished, or nothing works on it any more."""
     files = run_files.read(run)
     progress = progress_of(files)
-    return watched(files, progress), progress.finished
+    ended = progress.finished or not _goes_on(run)
+    return watched(files, progress, ended=ended), ended
 
 
 def diagnose(run: Path) -> None:

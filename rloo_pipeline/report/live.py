@@ -76,19 +76,22 @@ def frame(
     return Group(*parts, *jobs, *details, _bars(stages))
 
 
-def watched(run: RunFiles, progress: Progress, now: float | None = None) -> RenderableType:
+def watched(run: RunFiles, progress: Progress, now: float | None = None, ended: bool = False) -> RenderableType:
     """Draws the state of a run, using only its files.
 
     Args:
         run: the run's files.
         progress: the run's jobs.
         now: seconds since 1970; the current time if None.
+        ended: True if nothing works on the run any more.
     """
     state = Text()
     if run.ended_by_gate:
         state = Text(f"  ended by a gate after round {len(run.rounds)}", "red")
     elif progress.finished:
         state = Text("  finished", "green")
+    elif ended:
+        state = Text("  has ended; the command that started it continues it", "red")
     elif not progress.working:
         state = Text("  between two jobs, or not running", "yellow")
     details = ["", _curves(run), *_diagnosis(showing(run.symptoms(since=len(run.rounds)), len(run.rounds))), ""]

@@ -196,6 +196,12 @@ def _lock(handle: int, kind: int = fcntl.LOCK_EX) -> bool | None:
     return True
 
 
+def may_be_alive(run: Path) -> bool:
+    """False if no process works on the run or experiment in this folder. Takes no lock for longer than it asks."""
+    own = run.absolute().parent.parent / ".snakemake" / f"rloo-{run.name}.lock"
+    return not own.exists() or not _is_free(own)
+
+
 def _is_free(path: Path) -> bool:
     """True if no process holds a run's lock, as far as the file system and SLURM can tell from this host."""
     try:

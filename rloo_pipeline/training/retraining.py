@@ -76,7 +76,7 @@ def keep(config: Config, trainer: RoundTrainer, policy: Path, states: Path, abou
     """Keeps the trainer if this process is a worker, which writes its state later; otherwise writes it now and closes
     it.
 
-    After the last round the state is always written at once.
+    After the last round the state is always written at once; the report removes the one before it.
 
     Args:
         config: the stage's configuration.
@@ -95,8 +95,7 @@ def keep(config: Config, trainer: RoundTrainer, policy: Path, states: Path, abou
     if kept and round_ < config.rounds:
         engine_cache.write_later(state.write, target)
         return
-    if round_ < config.rounds:
-        state.lag = max(state.lag, 1)  # this round may have to run again
+    state.lag = max(state.lag, 1)  # this round may have to run again
     state.write(target)
     if not kept:
         engine.close()

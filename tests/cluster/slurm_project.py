@@ -102,12 +102,7 @@ class Cluster(Project):
         (self.folder / "slow.py").write_text(SLOW_ONCE.format(mark=str(mark)))
         rewards = [*mini()["rewards"], {"function": "slow.py:slow_once", "weight": 0, "timeout": 600}]
         started = self.start(*GO_ON, *arguments, "--", SCORES, rewards=rewards)
-
-        def at_work() -> bool:
-            assert started.poll() is None, self.output()
-            return mark.exists()
-
-        wait_until(at_work, 300, "the first row is scored")
+        self.until(started, mark.exists, "the first row is scored")
         return started
 
     def rloo(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -178,24 +173,27 @@ class Cluster(Project):
         assert f"SLURM job {named} was cancelled" in self.output()
         assert "Trying to restart" not in self.output()
 
-    def wait_for(self, started: subprocess.Popen[str], rule: str, seconds: float = 1200) -> tuple[str, str]:
-        """Waits until a job of a rule runs. Returns its id and node."""
+    def until(self, started: subprocess.Popen[str], condition: Callable[[], Any], event: str) -> Any:
+        """Waits until `condition()` returns a true value while the command runs, and returns it."""
 
-        def running_job() -> tuple[str, str] | None:
+        def checked() -> Any:
             assert started.poll() is None, self.output()
-            return self.running(rule)
+            return condition()
 
-        return wait_until(running_job, seconds, f"a job of {rule} runs")
+        return wait_until(checked, 1200, event)
 
-    def waiting_array(self, started: subprocess.Popen[str], seconds: float = 1200) -> str:
+    def wait_for(self, started: subprocess.Popen[str], rule: str) -> tuple[str, str]:
+        """Waits until a job of a rule runs. Returns its id and node."""
+        return self.until(started, lambda: self.running(rule), f"a job of {rule} runs")
+
+    def waiting_array(self, started: subprocess.Popen[str]) -> str:
         """Waits until an array job of this folder is pending. Returns its id."""
 
         def pending_array() -> str | None:
-            assert started.poll() is None, self.output()
             waiting = (line.split() for line in ask("squeue", "-h", "-t", "pending", "-o", "%A %F %K").splitlines())
             return next((array for job, array, task in waiting if task != "N/A" and self.holds(job)), None)
 
-        return wait_until(pending_array, seconds, "an array job waits")
+        return self.until(started, pending_array, "an array job waits")
 
     def running(self, rule: str) -> tuple[str, str] | None:
         """Id and node of a running job of a rule; None where none runs."""

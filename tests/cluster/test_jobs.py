@@ -14,13 +14,16 @@ from slurm_project import GO_ON, SCORES, ask, wait_until
 pytestmark = pytest.mark.slow
 
 HUNGRY = '''
-import functools, time
+import functools, pathlib, time
 
 @functools.cache
 def eat():
-    """Holds 3 GB for long enough to be measured."""
+    """Holds 3 GB, in the first attempt until SLURM has measured them."""
+    mark = pathlib.Path({mark!r})
+    first = not mark.exists()
+    mark.touch()
     taken = bytearray(3 << 30)
-    time.sleep(10)
+    time.sleep(1200 if first else 0)
 
 def hungry(completions, **_):
     eat()
@@ -64,7 +67,7 @@ def kill_node(name: str, job: str) -> None:
     """Like a loss of power: kills the daemon and everything that it started for the job."""
     daemon = int(Path(f"/run/slurm/slurmd.{name}.pid").read_text())
     os.kill(daemon, signal.SIGKILL)
-    wait_until(lambda: not Path(f"/proc/{daemon}").exists(), 10, "the daemon is gone")
+    wait_until(lambda: not Path(f"/proc/{daemon}").exists(), 60, "the daemon is gone")
     for mark, file in ((f"slurmstepd: [{job}.", "cmdline"), (f"SLURM_JOB_ID={job}\0", "environ")):
         for path in Path("/proc").glob(f"[0-9]*/{file}"):
             try:
@@ -100,8 +103,8 @@ def test_a_stage_that_runs_out_of_time_is_retried_with_more(cluster, finished) -
 
 def test_a_stage_that_runs_out_of_memory_is_retried_with_more(cluster, finished) -> None:
     cluster.at_round_1(finished, "rounds/00001/scores")
-    (cluster.folder / "hungry.py").write_text(HUNGRY)
-    rewards = [*mini()["rewards"], {"function": "hungry.py:hungry", "weight": 0}]
+    (cluster.folder / "hungry.py").write_text(HUNGRY.format(mark=str(cluster.folder / "mark")))
+    rewards = [*mini()["rewards"], {"function": "hungry.py:hungry", "weight": 0, "timeout": 1200}]
     started = cluster.start(*GO_ON, "--set-resources", "score:mem_mb=2500*attempt", "--", SCORES, rewards=rewards)
     cluster.finish(started)
     assert "exceeded memory limit" in cluster.logs()

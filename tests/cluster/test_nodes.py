@@ -56,7 +56,7 @@ def test_ranks_on_the_nodes_of_a_job_stay_between_two_updates(cluster, finished)
     again = (*GO_ON, "--retries=0", "--forcerun", *UPDATES, "--allowed-rules", *UPDATES, "gate")
     steps = cluster.count_steps()
     job = cluster.submit(
-        *("--nodes=2", "--time=10", "--", "--sdm=apptainer", *again, "--", "results/mini/policies/00002"),
+        *("--nodes=2", "--time=30", "--", "--sdm=apptainer", *again, "--", "results/mini/policies/00002"),
         deepspeed=RANKS | {"zero_stage": 3, "nodes": 2},
         workers="always",
     )
@@ -81,7 +81,7 @@ def test_policies_that_stay_on_two_nodes_are_those_of_one_node(cluster, of_one_n
     again = (*GO_ON, "--retries=0", "--forcerun", *updates, "--allowed-rules", *updates, "gate")
     targets = [f"results/mini/policies/{number:05d}" for number in (1, 2)]
     job = cluster.submit(
-        *("--nodes=2", "--time=10", "--", "--sdm=apptainer", *again, "--", *targets),
+        *("--nodes=2", "--time=30", "--", "--sdm=apptainer", *again, "--", *targets),
         deepspeed=RANKS | {"zero_stage": 2, "nodes": 2},
         workers="always",
         keep_every=2,

@@ -9,15 +9,14 @@ from slurm_project import GO_ON, ask, wait_until
 pytestmark = pytest.mark.slow
 
 IN_IMAGE = ("--", "--sdm", "apptainer", *GO_ON)
-SLOW_START = """
-import functools, time
+IS_STOPPING = "grep -qs 'no more stages are started' results/mini/logs/submit/*.out"
+"""Succeeds once the job of the run says that its time is running out."""
+UNTIL_STOPPED = f"""
+import subprocess, time
 
-@functools.cache
-def start():
-    time.sleep(40)
-
-def slow_start(completions, **_):
-    start()
+def until_stopped(completions, **_):
+    while subprocess.run({IS_STOPPING!r}, shell=True, cwd=FOLDER).returncode:
+        time.sleep(1)
     return [0.0] * len(completions)
 """
 QUICK = ("--seconds-between-status-checks=2", "--rloo-slurm-init-seconds-before-status-checks=1")
@@ -25,11 +24,10 @@ QUICK = ("--seconds-between-status-checks=2", "--rloo-slurm-init-seconds-before-
 
 def test_a_run_in_several_allocations_gives_the_bytes_of_a_run_in_one(cluster, finished) -> None:
     cluster.at_round_1(finished)
-    rules = cluster.folder / "workflow" / "rules" / "rounds.smk"
-    rules.write_text(rules.read_text().replace('"rloo score --prompts', '"sleep 40; rloo score --prompts'))
-    # four minutes, of which half a minute is for starting stages: the scores, but not the update, on any machine
+    before(cluster, "score", f"until {IS_STOPPING}; do sleep 1; done")
+    # a minute and a half for starting stages, after which the scores begin
     arguments = (*IN_IMAGE, "--", "results/mini/policies/00002")
-    job = cluster.submit("--time=4", "--stop-before=3.5", "--cpus-per-node=2", *arguments)
+    job = cluster.submit("--time=5", "--stop-before=3.5", "--cpus-per-node=2", *arguments)
     printed = cluster.rloo("status", "mini").stdout
     assert f"mini: job {job} " in printed
     assert "rounds done: 1 of 2" in printed
@@ -45,12 +43,12 @@ def test_a_run_in_several_allocations_gives_the_bytes_of_a_run_in_one(cluster, f
 
 def test_a_controller_continues_after_its_time_limit_and_cancels_its_stages_when_cancelled(cluster, finished) -> None:
     cluster.at_round_1(finished, "policies/00001", "rounds/00001/scores", "rounds/00001/metrics.json")
-    (cluster.folder / "slow.py").write_text(SLOW_START)
-    rewards = [*mini()["rewards"], {"function": "slow.py:slow_start", "weight": 0}]
+    (cluster.folder / "slow.py").write_text(f"FOLDER = {str(cluster.folder)!r}\n{UNTIL_STOPPED}")
+    rewards = [*mini()["rewards"], {"function": "slow.py:until_stopped", "weight": 0, "timeout": 600}]
     arguments = (*IN_IMAGE, *QUICK)
-    # half a minute for starting stages: the scores, but not the update
+    # a minute and a half for starting stages, after which the scores are done
     target = ("results/mini/policies/00001", "results/mini/assets")
-    job = cluster.submit("--controller", "--time=5", "--stop-before=4.5", *arguments, *target, rewards=rewards)
+    job = cluster.submit("--controller", "--time=5", "--stop-before=3.5", *arguments, *target, rewards=rewards)
     outcome = cluster.outcome(job)
     assert outcome["outcome"] == "done"
     assert outcome["allocations"] >= 2
@@ -58,6 +56,7 @@ def test_a_controller_continues_after_its_time_limit_and_cancels_its_stages_when
     assert cluster.files(weights) == finished.files(weights) != {}
 
     wait_until(lambda: not ask("squeue", "-h", "-o", "%A", "--job", job).strip(), 60, "the job has ended")
+    before(cluster, "rollout", "sleep 600")
     cluster.submit("--controller", "--time=5", *arguments, "--until", "rollout")
     stage, _ = wait_until(lambda: cluster.running("rollout"), 120, "a rollout runs")
     cancelled = cluster.rloo("cancel", "mini")
@@ -79,6 +78,12 @@ def test_an_allocation_that_finishes_no_stage_is_not_requeued(cluster, finished)
     outcome = cluster.outcome(job)
     assert outcome["outcome"] == "failed"
     assert "longer --time" in outcome["why"]
+
+
+def before(cluster, stage: str, command: str) -> None:
+    """Has the jobs of a stage run another command first."""
+    rules = cluster.folder / "workflow" / "rules" / "rounds.smk"
+    rules.write_text(rules.read_text().replace(f'"rloo {stage} --prompts', f'"{command}; rloo {stage} --prompts'))
 
 
 def status(cluster) -> str:

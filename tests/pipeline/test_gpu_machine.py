@@ -18,6 +18,10 @@ uses_gpu = stage not in ("stage-assets", "prompts", "score")
 if uses_gpu:
     gpu_claims.claim(1, from_the_end=stage == "warmstart")
 began = time.monotonic()
+if uses_gpu and stage != "warmstart":  # which nothing runs beside
+    Path(f"begun-{os.getpid()}").touch()
+    while len(list(Path().glob("begun-*"))) < int(os.environ["AT_ONCE"]):
+        time.sleep(0.05)
 time.sleep(0.4)
 for option, word in zip(words, words[1:]):
     if option in ("--output", "--held-out", "--greedy", "--summary") and stage != "score":
@@ -31,7 +35,9 @@ with open("rows.jsonl", "a") as rows:
 
 @pytest.fixture
 def project(tmp_path) -> Project:
-    """One whose Snakemake believes in the GPUs, and whose `rloo` notes when it had which."""
+    """One whose Snakemake believes in the GPUs, and whose `rloo` notes when it had which. Stages with a GPU wait until
+    as many have begun as there are GPUs.
+    """
     project = Project(tmp_path / "project")
     snakefile = project.folder / "Snakefile"
     fake = "from rloo_pipeline.runtime import devices\ndevices.has_gpu = lambda: True\n"
@@ -50,7 +56,7 @@ def most_at_once(rows: list[list]) -> int:
 def test_as_many_stages_use_gpus_at_once_as_there_are_and_each_has_its_own(project, count) -> None:
     test = uuid.uuid4().hex
     gpus = [f"{test}-{number}" for number in range(count)]
-    project.environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    project.environment |= {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "AT_ONCE": str(count)}
     targets = [f"results/mini/rounds/00001/rollouts/00{shard}.parquet" for shard in range(4)]
     targets += ["results/mini/warmstart/probe.parquet", "results/mini/evaluation/warmstart/summary.json"]
     succeeded(project.snakemake("--cores", "16", *targets, workers="never", rollout={"shards": 4}, vllm={"threads": 1}))

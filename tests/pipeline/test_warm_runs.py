@@ -59,6 +59,10 @@ def test_every_stage_that_a_worker_can_do_was_done_by_one(finished) -> None:
     assert Counter(served(finished)) >= Counter(times)
 
 
+def test_a_finished_run_has_only_its_last_trainer_state(finished) -> None:
+    assert [folder.name for folder in (finished.folder / "results/mini/trainer").iterdir()] == ["00002"]
+
+
 @pytest.mark.long
 def test_workers_that_die_make_a_run_slower_and_no_different(tmp_path, finished) -> None:
     """They die in the second round, whose update then starts from the trainer state on disk."""

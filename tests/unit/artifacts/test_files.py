@@ -39,6 +39,14 @@ def test_a_folder_replaces_the_old_one_in_one_step(tmp_path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["folder"]
 
 
+def test_older_folders_are_removed_once_a_newer_one_is_there(tmp_path) -> None:
+    for name in ("00001", "00002", "00004"):
+        (tmp_path / name).mkdir()
+    files.remove_older(tmp_path / "00003")
+    files.remove_older(tmp_path / "00002")
+    assert {folder.name for folder in tmp_path.iterdir()} == {"00002", "00004"}
+
+
 def test_the_old_folder_stays_if_the_new_one_cannot_replace_it(tmp_path, monkeypatch) -> None:
     path = tmp_path / "folder"
     with files.atomic_folder(path) as temporary:

@@ -34,6 +34,16 @@ def test_several_nodes_need_a_slurm_job(tmp_path, monkeypatch) -> None:
         nodes.launch(nodes.RankLayout(2, 2, 1), tmp_path / "policy", ["update"])
 
 
+def test_a_rank_that_a_signal_killed_is_named_and_not_one_that_lost_its_connection(tmp_path, monkeypatch) -> None:
+    lines = ["gpu3: task 0: Terminated", "gpu4: task 1: Killed", "gpu3: task 0: Killed"]
+    printed = "\n".join(f"echo srun: error: {line} >&2" for line in lines)
+    executable(tmp_path, "srun", f'printf "the connection was closed" >"$RLOO_FAILED"\n{printed}\nexit 143')
+    monkeypatch.setattr(os, "environ", {**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7"})
+    with pytest.raises(UserError, match=r"^one of the 2 ranks on 2 nodes failed: rank 1 on gpu4: Killed; if memory"):
+        nodes.launch(nodes.RankLayout(2, 2, 1), tmp_path / "policy", ["update"])
+    assert [file.name for file in tmp_path.iterdir()] == ["srun"]
+
+
 @pytest.mark.parametrize("variable", ["SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV"])
 @pytest.mark.parametrize("export", ["NONE", "HOME,PATH"])
 def test_ranks_have_the_variables_of_their_stage_in_a_job_that_was_submitted_with_few(

@@ -1,5 +1,6 @@
 """The live view shows the state of a run from its files, even if some are missing."""
 
+import fcntl
 import io
 import os
 import time
@@ -13,6 +14,8 @@ from synthetic_runs import configuration, finish_run, train_again, write_config,
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import write_json
+from rloo_pipeline.cluster import slurm, submission
+from rloo_pipeline.cluster.slurm import SlurmJob
 from rloo_pipeline.commands import watch
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
@@ -351,6 +354,31 @@ def test_a_run_that_has_not_begun_is_waited_for(tmp_path, monkeypatch, capsys) -
     assert "has not begun; waiting for it" in " ".join(output.split())
     assert "round 8 of 8" in output
     assert naps == [0.5, 0.5]
+
+
+def test_a_run_that_has_ended_is_not_waited_for_unless_its_job_is_in_the_queue(tmp_path, monkeypatch, capsys) -> None:
+    run, lock = write_run(tmp_path / "results" / "mine", 2), tmp_path / ".snakemake" / "rloo-mine.lock"
+    write_log(run, "score/00003-000.log", "2026-01-01 10:00:00,1 ERROR rloo: my.py, line 7: it is wrong\n")
+    write_json(run / "logs" / "submit" / "job.json", {"job": "7"})
+    queued = [SlurmJob("PENDING", "Resources", "0:00", 1), None]
+    monkeypatch.setattr(slurm, "job", lambda _: queued.pop(0))
+    lock.parent.mkdir()
+    lock.touch()
+    naps = []
+
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        submission.is_queued.cache_clear()
+
+    monkeypatch.setattr(watch.time, "sleep", sleep)
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert "has ended" not in watch_once(run)
+    watch.watch([run], once=False, every=0.5)
+    assert naps == [0.5], "it was in the queue once more"
+    _, _, last = capsys.readouterr().out.rpartition("round 2 of 8")
+    assert last.startswith("  has ended; the command that started it continues it")
+    assert "my.py, line 7: it is wrong" in last
 
 
 def test_where_nothing_can_be_redrawn_the_view_is_printed_at_once(tmp_path, monkeypatch, capsys) -> None:
