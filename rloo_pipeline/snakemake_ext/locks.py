@@ -186,7 +186,7 @@ def _has_ended(owner: str, locked: bool | None) -> bool:
 def _job_of(owner: str) -> str | None:
     """The SLURM job that an owner runs in, if it does."""
     match = re.search(r" of SLURM job (\d+)$", owner)
-    return match and match[1]
+    return match[1] if match else None
 
 
 def _job_ended(owner: str) -> bool:
