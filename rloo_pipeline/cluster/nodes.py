@@ -114,9 +114,14 @@ def launch(layout: RankLayout, output: Path, arguments: Sequence[str]) -> None:
     try:
         with subprocess.Popen(step.command, env=step.environment, stdin=none, stderr=subprocess.PIPE) as srun:
             killed = None
-            for line in srun.stderr or ():
-                os.write(2, line)
-                killed = killed or KILLED.match(line)
+            try:
+                for line in srun.stderr or ():
+                    os.write(2, line)
+                    killed = killed or KILLED.match(line)
+            except BaseException:  # Ctrl-C, or nobody reads the log
+                srun.kill()
+                srun.wait()
+                raise
         if killed:  # the errors of other ranks only report that it is gone
             node, rank, how = (part.decode() for part in killed.groups())
             step.failed.write_text(f"rank {rank} on {node}: {how}; if memory ran out, give the job more")

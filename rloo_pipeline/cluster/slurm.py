@@ -1,7 +1,9 @@
 """Queries and changes SLURM jobs with squeue, scontrol and scancel; needs no slurmdbd."""
 
 import os
+import time
 from contextlib import suppress
+from functools import lru_cache
 from typing import NamedTuple
 
 from rloo_pipeline.errors import UserError
@@ -60,6 +62,22 @@ def job(number: str) -> SlurmJob | None:
             restarts = int(_field(number, "Restarts", "0"))
             return SlurmJob(state, reason.removeprefix("(").removesuffix(")"), time_left, restarts)
     return None
+
+
+def may_be_queued(number: str) -> bool:
+    """True if a job is waiting or running, or SLURM does not answer. SLURM is asked at most once a minute, so the
+    answer may be older.
+    """
+    return _was_queued(number, int(time.monotonic() // 60))
+
+
+@lru_cache(100)
+def _was_queued(number: str, minute: int) -> bool:
+    del minute
+    try:
+        return job(number) is not None
+    except UserError:
+        return True
 
 
 def ending(number: str) -> str:

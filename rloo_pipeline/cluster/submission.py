@@ -7,7 +7,6 @@ submitit's files and the job's log.
 import os
 import time
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -127,20 +126,10 @@ def status(run: Path) -> Iterator[str]:
     yield f"log: {record['log']}"
 
 
-@lru_cache(1)
-def is_queued(run: Path, minute: int) -> bool:
-    """True if the job of a submitted run is waiting or running, or SLURM does not say. SLURM is asked once a minute.
-
-    Args:
-        run: folder of the run.
-        minute: the current time in minutes.
-    """
-    del minute
-    try:
-        record = _read_record(run / FOLDER)
-        return record is not None and slurm.job(record["job"]) is not None
-    except UserError:
-        return True
+def may_be_queued(run: Path) -> bool:
+    """True if a run was submitted, and its job is waiting or running, or SLURM does not answer."""
+    record = _read_record(run / FOLDER)
+    return record is not None and slurm.may_be_queued(record["job"])
 
 
 def cancel(run: Path, patience: float = 90.0) -> str:

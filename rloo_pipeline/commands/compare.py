@@ -14,6 +14,9 @@ from rloo_pipeline.report import comparison, comparison_page, experiment_page, e
 from rloo_pipeline.report.experiment_summary import without_baseline
 from rloo_pipeline.runtime.progress import say
 
+SMALLEST_P = 0.001
+"""Smallest p-value that the LaTeX table writes out."""
+
 
 def compare(folders: Sequence[Path], html: Path, summary: Path | None) -> None:
     """Writes the page and its data, and prints one line per run.
@@ -70,10 +73,6 @@ def experiment(folder: Path) -> None:
     missing = sum(not run["finished"] for run in summary["runs"])
     unfinished = f"not finished yet: {counted(missing, 'run')}; " if missing else ""
     say(f"{unfinished}see {folder / 'experiment.html'}")
-
-
-SMALLEST_P = 0.001
-"""Smallest p-value that the LaTeX table writes out."""
 
 
 def arms_table(summary: JSON) -> list[list[str]]:

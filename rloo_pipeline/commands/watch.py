@@ -90,23 +90,24 @@ def _goes_on(run: Path) -> bool:
     from rloo_pipeline.cluster import submission
     from rloo_pipeline.snakemake_ext import locks
 
-    return locks.may_be_alive(run) or submission.is_queued(run, int(time.monotonic() // 60))
+    return locks.may_be_alive(run) or submission.may_be_queued(run)
 
 
 def _frame_of_runs(folders: Sequence[Path], console: Terminal) -> tuple[RenderableType, bool]:
     """A view with the curves of several runs, and True if all are finished, or nothing works on them any more."""
+    goes_on = any(map(_goes_on, folders))  # first, so that the last view has all that was written
     runs = curves_of(folders)
     if len(runs) > MOST:
         raise UserError(f"{len(runs)} arms; {MOST} curves can be told apart")
-    ended = all(run.is_finished for run in runs) or not any(map(_goes_on, folders))
-    return frame_of_runs(runs, console.width), ended
+    return frame_of_runs(runs, console.width), all(run.is_finished for run in runs) or not goes_on
 
 
 def _frame(run: Path) -> tuple[RenderableType, bool]:
     """The view of a run, and True if it is finished, or nothing works on it any more."""
+    goes_on = _goes_on(run)  # first, so that the last view has all that was written
     files = run_files.read(run)
     progress = progress_of(files)
-    ended = progress.finished or not _goes_on(run)
+    ended = progress.finished or not goes_on
     return watched(files, progress, ended=ended), ended
 
 

@@ -1,8 +1,8 @@
 """Imports libraries without their slow optional dependencies, which no stage needs.
 
-pyarrow imports pandas before its first array; DeepSpeed and transformers import packages for parts that are not used
-here. This takes seconds at the start of every stage. All three work without these packages, which are therefore hidden
-during the import. User code and later imports find them as usual.
+pyarrow imports pandas before its first array; DeepSpeed, transformers and vLLM import packages for parts that are not
+used here. This takes seconds at the start of every stage. All four work without these packages, which are therefore
+hidden during the import. User code and later imports find them as usual.
 """
 
 import sys

@@ -32,7 +32,7 @@ OWNER = "RLOO_RUN_OWNER"
 file.
 """
 ASKING = 0.1
-"""Seconds after which a lock is tried again: a run that starts asks for those of the others whether they are alive."""
+"""Seconds after which a lock is tried again: runs that start, and `rloo watch`, ask for it whether its run is alive."""
 _held: list[int] = []
 
 
@@ -134,7 +134,11 @@ def _lock_results(run: Path) -> bool:
     except OSError:  # it does not exist yet, or its owner does not let others in
         return True
     _held.append(handle)
-    return _lock(handle) is not False
+    locked = _lock(handle)
+    if locked is False:  # `rloo watch` may just have looked at it
+        time.sleep(ASKING)
+        locked = _lock(handle)
+    return locked is not False
 
 
 def _user_of(path: Path) -> str:
@@ -162,25 +166,36 @@ def _leave(handle: int, owner: str) -> None:
         os.ftruncate(handle, 0)
 
 
+def _host() -> str:
+    """Start of the names of owners on this host."""
+    return f"{socket.gethostname()} "
+
+
 def _this_process() -> str:
     number = slurm.own_job()
-    return f"{socket.gethostname()} process {os.getpid()}" + (f" of SLURM job {number}" if number else "")
+    return f"{_host()}process {os.getpid()}" + (f" of SLURM job {number}" if number else "")
 
 
 def _has_ended(owner: str, locked: bool | None) -> bool:
     """True if an owner has provably ended. `locked` says if its file could be locked; None if that is unknown."""
-    if owner.startswith(f"{socket.gethostname()} "):
+    if owner.startswith(_host()):
         return bool(locked) or not Path("/proc", owner.split()[2]).exists()
     return _job_ended(owner)
 
 
+def _job_of(owner: str) -> str | None:
+    """The SLURM job that an owner runs in, if it does."""
+    match = re.search(r" of SLURM job (\d+)$", owner)
+    return match[1] if match else None
+
+
 def _job_ended(owner: str) -> bool:
     """True if the owner ran in a SLURM job that has ended, or in this process's own job before it was requeued."""
-    match = re.search(r" of SLURM job (\d+)$", owner)
-    if match is None:
+    job = _job_of(owner)
+    if job is None:
         return False
     try:
-        return match[1] == slurm.own_job() or slurm.job(match[1]) is None
+        return job == slurm.own_job() or slurm.job(job) is None
     except UserError:  # SLURM is not available here
         return False
 
@@ -197,17 +212,42 @@ def _lock(handle: int, kind: int = fcntl.LOCK_EX) -> bool | None:
 
 
 def may_be_alive(run: Path) -> bool:
-    """False if no process works on the run or experiment in this folder. Takes no lock for longer than it asks."""
+    """False if no process works on the run or experiment in this folder. Takes no lock for longer than it asks, and
+    asks SLURM at most once a minute.
+    """
     own = run.absolute().parent.parent / ".snakemake" / f"rloo-{run.name}.lock"
-    return not own.exists() or not _is_free(own)
+    if not own.exists() or _is_locked(run):
+        return True
+    locked, owner = _look(own)
+    if locked is False:
+        return True
+    if (job := _job_of(owner)) and not owner.startswith(_host()):
+        return slurm.may_be_queued(job)
+    return bool(owner) and not _has_ended(owner, locked)
 
 
 def _is_free(path: Path) -> bool:
     """True if no process holds a run's lock, as far as the file system and SLURM can tell from this host."""
+    locked, owner = _look(path)
+    return locked is not False and (not owner or _has_ended(owner, locked))
+
+
+def _look(path: Path) -> tuple[bool | None, str]:
+    """Whether a run's lock could be taken, as from `_lock`, and the owner in its file."""
     try:
         with path.open(errors="replace") as file:
-            locked = _lock(file.fileno(), fcntl.LOCK_SH)
-            owner = file.read()
+            return _lock(file.fileno(), fcntl.LOCK_SH), file.read()
     except OSError:  # another user's, which cannot be read
+        return False, ""
+
+
+def _is_locked(run: Path) -> bool:
+    """True if a process, maybe in another working folder, has locked a run's folder."""
+    try:
+        handle = os.open(run, os.O_RDONLY)
+    except OSError:
         return False
-    return locked is not False and (not owner or _has_ended(owner, locked))
+    try:
+        return _lock(handle, fcntl.LOCK_SH) is False
+    finally:
+        os.close(handle)

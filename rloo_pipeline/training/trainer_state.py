@@ -2,8 +2,8 @@
 
 States are a cache: training from policy 0 recreates each of them (`retraining.py`). A worker therefore writes them
 during the next rollouts, and skips some; only the newest is kept. An update that writes its state before it ends keeps
-the one that it began from until the next update begins: if it is killed before Snakemake knows that it has ended, it
-runs again.
+the one that it began from until the next update begins, or the report is written: if it is killed before Snakemake
+knows that it has ended, it runs again.
 """
 
 import os

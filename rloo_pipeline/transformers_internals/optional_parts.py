@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -52,7 +53,7 @@ class Distributions:
             named_alike = [] if package.startswith("flash_attn") else [importlib.metadata.distribution(package).name]
         except importlib.metadata.PackageNotFoundError:
             named_alike = []
-        return named_alike or [*importlib.metadata.packages_distributions().get(package, default)]
+        return named_alike or [*packages_distributions().get(package, default)]
 
 
 @contextmanager

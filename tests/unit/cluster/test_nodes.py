@@ -44,6 +44,21 @@ def test_a_rank_that_a_signal_killed_is_named_and_not_one_that_lost_its_connecti
     assert [file.name for file in tmp_path.iterdir()] == ["srun"]
 
 
+def test_an_interrupted_stage_does_not_leave_its_ranks_running(tmp_path, monkeypatch) -> None:
+    executable(tmp_path, "srun", f"trap '' INT; echo $$ >{tmp_path}/pid; echo started >&2; exec sleep 600")
+    monkeypatch.setattr(os, "environ", {**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7"})
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            nodes.launch(nodes.RankLayout(2, 2, 1), tmp_path / "policy", ["update"])
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
 @pytest.mark.parametrize("variable", ["SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV"])
 @pytest.mark.parametrize("export", ["NONE", "HOME,PATH"])
 def test_ranks_have_the_variables_of_their_stage_in_a_job_that_was_submitted_with_few(

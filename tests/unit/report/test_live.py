@@ -14,7 +14,7 @@ from synthetic_runs import configuration, finish_run, train_again, write_config,
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import write_json
-from rloo_pipeline.cluster import slurm, submission
+from rloo_pipeline.cluster import slurm
 from rloo_pipeline.cluster.slurm import SlurmJob
 from rloo_pipeline.commands import watch
 from rloo_pipeline.config import Config
@@ -26,6 +26,7 @@ from rloo_pipeline.report.live import chart, sparkline, watched
 from rloo_pipeline.report.live_run import LiveRun
 from rloo_pipeline.report.run_progress import progress_of
 from rloo_pipeline.runtime.console import Terminal
+from rloo_pipeline.snakemake_ext import locks
 
 STARTED = 1_000_000.0
 PACE = 100.0
@@ -365,10 +366,11 @@ def test_a_run_that_has_ended_is_not_waited_for_unless_its_job_is_in_the_queue(t
     lock.parent.mkdir()
     lock.touch()
     naps = []
+    slurm._was_queued.cache_clear()
 
     def sleep(seconds: float) -> None:
         naps.append(seconds)
-        submission.is_queued.cache_clear()
+        slurm._was_queued.cache_clear()
 
     monkeypatch.setattr(watch.time, "sleep", sleep)
     with lock.open() as held:
@@ -379,6 +381,18 @@ def test_a_run_that_has_ended_is_not_waited_for_unless_its_job_is_in_the_queue(t
     _, _, last = capsys.readouterr().out.rpartition("round 2 of 8")
     assert last.startswith("  has ended; the command that started it continues it")
     assert "my.py, line 7: it is wrong" in last
+
+
+def test_the_last_view_has_what_was_written_before_the_run_ended(tmp_path, monkeypatch) -> None:
+    run = finish_run(tmp_path / "run", configuration(rounds=2))
+    summary = (run / "summary.json").rename(tmp_path / "summary.json")
+
+    def end(_: object) -> bool:
+        summary.rename(run / "summary.json")
+        return False
+
+    monkeypatch.setattr(locks, "may_be_alive", end)
+    assert "round 2 of 2  finished" in watch_once(run)
 
 
 def test_where_nothing_can_be_redrawn_the_view_is_printed_at_once(tmp_path, monkeypatch, capsys) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rloo_pipeline.cluster import slurm
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.snakemake_ext import locks
 
@@ -136,6 +137,40 @@ def test_a_run_that_is_linked_into_two_working_folders_has_one_process_at_a_time
     living.kill()
     living.wait()
     assert process(tmp_path / "three", "a", 0, results)[1]
+
+
+def test_a_run_may_be_alive_while_any_working_folder_holds_it(tmp_path) -> None:
+    (tmp_path / "shared" / "a").mkdir(parents=True)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "results").symlink_to(tmp_path / "shared")
+    run = tmp_path / "one" / "results" / "a"
+    assert locks.may_be_alive(run), "nothing is known of it here"
+    process(tmp_path / "one", "a", 0)[0].wait()
+    assert not locks.may_be_alive(run)
+    living, acquired = process(tmp_path / "two", "a", 600)
+    assert acquired
+    assert locks.may_be_alive(run)
+    living.kill()
+    living.wait()
+    assert not locks.may_be_alive(run)
+
+
+def test_slurm_is_asked_at_most_once_a_minute_whether_a_run_on_another_host_is_alive(tmp_path, monkeypatch) -> None:
+    """Where locks of other hosts cannot be seen. A process of the same job may be alive there, too."""
+    asked = []
+    monkeypatch.setattr(slurm, "job", lambda number: asked.append(number) or (number == "7" or None))
+    monkeypatch.setattr(slurm.time, "monotonic", lambda: 600.0)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    slurm._was_queued.cache_clear()
+    (tmp_path / ".snakemake").mkdir()
+    for run, job in (("a", 7), ("b", 8)):
+        (tmp_path / ".snakemake" / f"rloo-{run}.lock").write_text(f"elsewhere process 1 of SLURM job {job}")
+    for _ in range(3):
+        assert locks.may_be_alive(tmp_path / "results" / "a")
+        assert not locks.may_be_alive(tmp_path / "results" / "b")
+    slurm._was_queued.cache_clear()
+    assert asked == ["7", "8"]
 
 
 @pytest.mark.parametrize("run", ["a", "b"])

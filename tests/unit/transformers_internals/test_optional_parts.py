@@ -4,14 +4,18 @@ from importlib import metadata
 
 import pytest
 
+from rloo_pipeline.transformers_internals import optional_parts
 from rloo_pipeline.transformers_internals.optional_parts import Distributions
 
 
 def test_distributions_are_those_of_a_mapping_of_all_packages(monkeypatch) -> None:
     names = metadata.packages_distributions()
-    for package in ("torch", "accelerate", "mistral_common", "PIL"):
-        assert Distributions.get(package, []) == [*dict.fromkeys(names[package])], package
-    assert Distributions.get("no_such_package", []) == []
+    with optional_parts._distributions_on_demand():
+        for package in ("torch", "accelerate", "mistral_common", "PIL"):
+            assert metadata.packages_distributions().get(package, []) == [*dict.fromkeys(names[package])], package
+        assert metadata.packages_distributions().get("no_such_package", []) == []
+    assert metadata.packages_distributions() == names
     monkeypatch.setattr(metadata, "distribution", pytest.fail)
-    monkeypatch.setattr(metadata, "packages_distributions", lambda: {"flash_attn": ["flash-attn", "flash-attn-4"]})
-    assert Distributions.get("flash_attn", []) == ["flash-attn", "flash-attn-4"]
+    both = ["flash-attn", "flash-attn-4"]
+    monkeypatch.setattr(optional_parts, "packages_distributions", lambda: {"flash_attn": both})
+    assert Distributions.get("flash_attn", []) == both
