@@ -263,11 +263,14 @@ def _without_magic(cell: str) -> str:
 
 
 def _absolute(path: Path, level: int, module: str) -> str:
-    """The absolute name of a module that a file imports by a relative one, since copies are in another folder."""
+    """The absolute name of a module that a file imports by a relative one, since copies are in another folder. The
+    relative one stays if the name of a folder is none that Python can import.
+    """
     package = root = path.resolve().parents[level - 1]
     while root == package or (root / "__init__.py").is_file():
         root = root.parent
-    return ".".join([*package.relative_to(root).parts, *filter(None, [module])])
+    names = [*package.relative_to(root).parts, *filter(None, module.split("."))]
+    return ".".join(names) if all(map(str.isidentifier, names)) else "." * level + module
 
 
 def _trainer(path: Path, tree: ast.Module) -> ast.Call:
