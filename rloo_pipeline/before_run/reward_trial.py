@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from rloo_pipeline import import_string
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import reward_audit
@@ -18,6 +20,8 @@ from rloo_pipeline.user_code.score_table import OF_PROMPTS, environment_columns
 
 PROMPTS, SAMPLES = 4, 2
 """Number of prompts that a function is called with, and of completions per prompt."""
+ROUNDING = 0.01
+"""Difference between the scores of two calls that is no change, as a share of the largest score."""
 SHOWN = 600
 """Number of characters of a prompt or completion that are shown."""
 WRONG_ANSWER = "I do not know."
@@ -157,17 +161,25 @@ def _changed(
     samples: Sequence[int],
     constants: Mapping[str, Any],
 ) -> str:
-    """A warning if a second call, with each completion alone where a run may do that, gives other scores."""
+    """A warning if a second call, with each completion alone where a run may do that, fails or gives other scores.
+
+    A model's scores depend on the batch by its rounding, in bfloat16 by up to a percent.
+    """
     alone = pools.rewards[0].batch == "rows"
     try:
         (again,) = pools.score(batch, [1] * sum(samples) if alone else samples, constants)
+        failure = next(filter(None, [*again.errors, *again.notes]), None)
     except UserError as error:
-        return f"a second call{', with each completion alone' * alone}, fails: {error}"
-    texts = [list(map(_text_of, result.scores)) for result in (scored, again)]
-    differing = next((row for row, (first, second) in enumerate(zip(*texts, strict=True)) if first != second), None)
-    if differing is None:
+        failure = str(error)
+    if failure:
+        return f"a second call{', with each completion alone' * alone}, fails: {failure}"
+    before, after = (np.array(result.scores, float) for result in (scored, again))
+    largest = np.nanmax(np.abs([before, after]), initial=0)
+    equal = np.isclose(before, after, rtol=0, atol=ROUNDING * largest, equal_nan=True)
+    if equal.all():
         return ""
-    first, second = (scores[differing] for scores in texts)
+    differing = int(equal.argmin())
+    first, second = (_text_of(result.scores[differing]) for result in (scored, again))
     return (
         f"row {differing} gets {first}, but {second} in a second call: scores must not depend on chance, the time or "
         f"earlier calls{', and if they depend on the other completions of a prompt, set batch: group' * alone}"

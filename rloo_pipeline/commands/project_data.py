@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from rloo_pipeline.config import Source
 from rloo_pipeline.data.kinds import are_messages
+from rloo_pipeline.data.prompting import check_column
 from rloo_pipeline.data.rows import FORMATS, Row, check_file, read_rows
 from rloo_pipeline.errors import UserError, did_you_mean
 
@@ -80,6 +81,10 @@ def project_data(name: str, held_out: str | None, prompt: str | None, answer: st
         )
     if answer == column:
         raise UserError(f"--answer {answer}: the prompt is in this column; name another one")
+    for file, rows in zip(files, sets, strict=True):
+        check_column(column, rows[0], "--prompt", str(file))
+    own = {name.lower() for name in columns}
+    usual = sorted(ANSWER_COLUMNS, key=lambda name: name not in own)  # the last message answers if no column does
     made, column = _with_prompts(sets, column, is_guess=prompt is None)
     columns = tuple(dict.fromkeys(name for row in made[0] for name in row))
     splits = _split(made[0], files[0], column) if len(files) == 1 else {}
@@ -93,7 +98,7 @@ def project_data(name: str, held_out: str | None, prompt: str | None, answer: st
         eval={"path": paths[1]},
         columns=columns,
         prompt=column,
-        answer=_column("--answer", answer, ANSWER_COLUMNS, [other for other in columns if other != column], name),
+        answer=_column("--answer", answer, usual, [other for other in columns if other != column], name),
         is_conversation=isinstance(sets[0][0][column], list),
         rows=dict(zip(("train", "eval"), sets, strict=True)),
         splits=splits,
@@ -176,23 +181,31 @@ def _with_prompts(sets: list[Sequence[Row]], column: str, is_guess: bool) -> tup
     """Rows that have the prompt alone in one column, and the column.
 
     The last message of a conversation, if it is the assistant's, becomes the column `answer`, and Alpaca's columns
-    `instruction` and `input` together become `prompt`. All other rows are returned as they are.
+    `instruction` and `input` together become `prompt`, if they are texts. All other rows are returned as they are.
     """
     if is_guess and column == "instruction" and any(row.get("input") for rows in sets for row in rows):
-        texts = [["\n\n".join(filter(None, (row["instruction"], row["input"]))) for row in rows] for rows in sets]
-        pairs = zip(sets, texts, strict=True)
-        return [[row | {"prompt": text} for row, text in zip(*pair, strict=True)] for pair in pairs], "prompt"
+        values = (row.get(name) for rows in sets for row in rows for name in (column, "input"))
+        if all(isinstance(value, str | None) for value in values):
+            return [
+                [row | {"prompt": _joined(row[column], row.get("input"))} for row in rows] for rows in sets
+            ], "prompt"
     return [[_without_answer(row, column) for row in rows] for rows in sets], column
 
 
+def _joined(*texts: str | None) -> str:
+    return "\n\n".join(filter(None, texts))
+
+
 def _without_answer(row: Row, column: str) -> Row:
-    """A row without the assistant's last message in a conversation, which becomes the column `answer`."""
+    """A row without the assistant's last message in a conversation, if others precede it, which becomes the column
+    `answer`.
+    """
     messages = row[column] if isinstance(row[column], list) else []
     if are_messages(messages, "from"):  # ShareGPT
         messages = [{"role": ROLES.get(one["from"], one["from"]), "content": one.get("value")} for one in messages]
     elif not are_messages(messages):
         return row
-    if messages[-1]["role"] == "assistant":
+    if len(messages) > 1 and messages[-1]["role"] == "assistant":
         *messages, last = messages
         row = {"answer": last.get("content")} | row
     return row | {column: messages}

@@ -22,8 +22,11 @@ COPIES = ("replace", "copy", "deepcopy")
 RELATIVE = re.compile(r"(?m)^(\s*from\s+)(\.+)([\w.]*)(?=\s+import\b)")
 PADDING = {"pad_token", "pad_token_id", "padding_side"}
 """Attributes of a tokenizer that change nothing here."""
-OTHER_CELLS = ("%%bash", "%%sh", "%%script", "%%writefile", "%%html", "%%javascript")
-"""Beginnings of cells of a notebook that are not Python."""
+OTHER_CELLS = (
+    *("%%!", "%%bash", "%%cmd", "%%file", "%%html", "%%javascript", "%%js", "%%latex", "%%markdown", "%%perl"),
+    *("%%ruby", "%%script", "%%sh", "%%svg", "%%sx", "%%system", "%%writefile"),
+)
+"""Beginnings, in lower case, of cells of a notebook that are not Python."""
 MAGIC = re.compile(r"(?m)^([ \t]*)[%!](?:.*\\\n)*.*")
 """A line of a notebook that is a command of IPython or of a shell."""
 
@@ -237,15 +240,37 @@ def _code(path: Path, text: str) -> str:
         texts = ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
     except (ValueError, LookupError, TypeError) as error:
         raise UserError(f"--from-trl {path}: not a notebook of format 4; save it as a Python script") from error
-    return "\n\n".join(MAGIC.sub(r"\1pass", text) for text in texts if not text.startswith(OTHER_CELLS))
+    return "\n\n".join(
+        map(_without_magic, (text for text in texts if not text.lower().lstrip().startswith(OTHER_CELLS)))
+    )
+
+
+def _without_magic(cell: str) -> str:
+    """A cell with `pass` for each command of IPython or of a shell. These are no Python where they stand, unlike the
+    same lines in a text or an expression.
+    """
+    while True:
+        try:
+            ast.parse(cell)
+        except SyntaxError as error:
+            before = cell.split("\n")[: (error.lineno or 1) - 1]
+            command = MAGIC.match(cell, sum(len(line) + 1 for line in before))
+            if command is None:
+                return cell
+            cell = f"{cell[: command.start()]}{command[1]}pass{cell[command.end() :]}"
+        else:
+            return cell
 
 
 def _absolute(path: Path, level: int, module: str) -> str:
-    """The absolute name of a module that a file imports by a relative one, since copies are in another folder."""
+    """The absolute name of a module that a file imports by a relative one, since copies are in another folder. The
+    relative one stays if the name of a folder is none that Python can import.
+    """
     package = root = path.resolve().parents[level - 1]
     while root == package or (root / "__init__.py").is_file():
         root = root.parent
-    return ".".join([*package.relative_to(root).parts, *filter(None, [module])])
+    names = [*package.relative_to(root).parts, *filter(None, module.split("."))]
+    return ".".join(names) if all(map(str.isidentifier, names)) else "." * level + module
 
 
 def _trainer(path: Path, tree: ast.Module) -> ast.Call:

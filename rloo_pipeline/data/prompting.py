@@ -117,8 +117,9 @@ def prompt_of(row: Row, dataset: Dataset, path: str) -> Any:
             _check_contents(prompt, dataset.shows_images, path)
             if prompt[-1]["role"] == "assistant":
                 raise UserError(
-                    f"{path}: column '{dataset.prompt_column}' ends with a message of the assistant, which the model "
-                    "would see in the prompt; leave it out (`rloo init` moves it into a column of its own)"
+                    f"{path}: column '{dataset.prompt_column}' ends with a message of the assistant, after which the "
+                    "model would begin another one; leave it out (`rloo init` moves it into a column of its own) or, "
+                    "for the model to continue it, apply the chat template yourself and give the prompt as text"
                 )
     if dataset.system_prompt is None:
         return prompt

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rloo_pipeline.data.kinds import KINDS, LocatedRow, Row, uniform
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, counted
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 SUFFIXES = (".jsonl", ".json", *DELIMITERS)
@@ -57,22 +57,29 @@ def objects(path: Path) -> Iterator[LocatedRow]:
 
 def _of_table(text: str, path: Path) -> Iterator[LocatedRow]:
     """The rows of a table. A column without a name, such as pandas' index, is left out."""
-    csv.field_size_limit(len(text) + 1)
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # of the whole process
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=DELIMITERS[path.suffix], strict=True)
+    names, next_line = list[str](), 1
     try:
-        names = next(reader, [])
-        if twice := next((name for name in names if name and names.count(name) > 1), None):
-            raise UserError(f"{path}, line 1: two columns have the name '{twice}'; rename one")
-        for fields in filter(None, reader):
+        for fields in reader:
+            line, next_line = next_line, reader.line_num + 1
+            if not fields:
+                continue
+            if not names:
+                names = fields
+                if twice := next((name for name in names if name and names.count(name) > 1), None):
+                    raise UserError(f"{path}, line {line}: two columns have the name '{twice}'; rename one")
+                continue
             if len(fields) != len(names):
                 raise UserError(
-                    f"{path}, line {reader.line_num}: {len(fields)} fields for {len(names)} columns; put quotes around "
-                    "texts that contain the delimiter"
+                    f"{path}, line {line}: {counted(len(fields), 'field')} for {counted(len(names), 'column')}; put "
+                    "quotes around texts that contain the delimiter"
                 )
             row = {name: field for name, field in zip(names, fields, strict=True) if name}
-            yield LocatedRow(str(path), f"line {reader.line_num}", row)
+            yield LocatedRow(str(path), f"line {line}", row)
     except csv.Error as error:
-        raise UserError(f"{path}, line {reader.line_num}: not {path.suffix} ({error}); write it again") from error
+        hint = "close the quotes that begin there, and double quotation marks inside them"
+        raise UserError(f"{path}, line {next_line}: not {path.suffix} ({error}); {hint}") from error
 
 
 def _opened(path: Path) -> IO[bytes]:

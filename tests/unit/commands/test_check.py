@@ -52,6 +52,10 @@ def counted(completions, calls=[]):
     calls.append(None)
     return [float(len(calls))] * len(completions)
 
+def rounded(completions, calls=[]):
+    calls.append(None)
+    return [3 + len(calls) / 1000] * len(completions)
+
 def best(completions, answer):
     scores = right(completions, answer)
     return [float(score == max(scores)) for score in scores]
@@ -306,7 +310,7 @@ def test_a_reward_that_gives_none_for_all_is_noted_and_token_ids_are_the_tokeniz
         ),
         ("best", "rows", "row 1 gets 0, but 1 in a second call: .*, set batch: group$"),
         ("best", "group", None),
-        ("spread", "rows", "a second call, with each completion alone, fails: .*StatisticsError"),
+        ("rounded", "group", None),
     ],
 )
 def test_scores_that_depend_on_more_than_the_completion_are_noted(function, batch, message, case, tmp_path) -> None:
@@ -315,6 +319,14 @@ def test_scores_that_depend_on_more_than_the_completion_are_noted(function, batc
     assert finding.ok
     assert finding.note == (message is not None)
     assert re.search(message or "", finding.message), finding.message
+
+
+@pytest.mark.parametrize("on_error", ["fail", "none"])
+def test_a_reward_that_fails_on_a_completion_alone_is_noted(on_error, case, tmp_path) -> None:
+    config = case(rewards=[{"function": f"{tmp_path}/mine.py:spread", "on_error": on_error}])
+    [finding, *_] = [one for one in findings(config, tmp_path) if one.subject == "reward spread"]
+    assert (finding.ok, finding.note) == (True, True)
+    assert re.search("a second call, with each completion alone, fails: .*StatisticsError", finding.message)
 
 
 def test_a_judge_compares_rows_of_the_data_before_the_run(case, tmp_path) -> None:

@@ -107,6 +107,7 @@ SHAREGPT = [[{"from": {"user": "human"}.get(m["role"], "gpt"), "value": m["conte
         ([{"messages": one} for one in ANSWERED], "messages", "answer"),
         ([{"id": "a", "conversations": one} for one in SHAREGPT], "conversations", "answer"),
         ([{"prompt": one, "solution": "1"} for one in MESSAGES], "prompt", "solution"),
+        ([{"prompt": one, "solution": "1"} for one in ANSWERED], "prompt", "solution"),
         ([{"instruction": "Add.", "input": row["question"], "output": "2"} for row in ROWS], "prompt", "output"),
     ],
 )
@@ -123,8 +124,19 @@ def test_rows_of_usual_forms_become_prompts_without_answers(rows, prompt, answer
     assert all(row[prompt] in prompts for row in written)
     if answer == "answer":
         assert all(row["answer"].startswith(row[prompt][0]["content"]) for row in written)
-    assert (source == str(Path("rows.jsonl").resolve())) is (held_out is not None and answer == "solution")
+    assert (source == str(Path("rows.jsonl").resolve())) is (held_out is not None and rows[0].get("prompt") in MESSAGES)
     assert (f"prompts in the column '{prompt}', answers in '{answer}'" in output) is (source == "data/train.jsonl")
+
+
+def test_rows_that_only_look_like_such_forms_stay_as_they_are(choices) -> None:
+    for row, prompt in (
+        ({"instruction": "Add.", "input": {"a": 1}, "output": "2"}, "{instruction}"),
+        ({"messages": [{"role": "assistant", "content": "a"}], "label": "1"}, None),
+    ):
+        write(Path("rows.jsonl"), [row] * 4)
+        config, _ = new_project("project", choices._replace(data="rows.jsonl"), force=True)
+        assert config["dataset"].get("user_prompt") == prompt
+        assert json.loads(Path("project/data/train.jsonl").read_text().splitlines()[0]) == row
 
 
 def test_what_is_not_given_is_asked_for_until_it_can_be_used(choices, monkeypatch) -> None:
@@ -225,6 +237,7 @@ def test_a_model_without_chat_template_continues_texts(choices, tmp_path) -> Non
         ({"data": "x.jsonl"}, r"none of its columns \(x, answer\) has a usual name for prompts: .* --prompt COLUMN"),
         ({"data": "x.jsonl", "prompt": "answer"}, "has a usual name for answers: .* --answer COLUMN"),
         ({"answer": "question"}, "--answer question: the prompt is in this column; name another one"),
+        ({"held_out": "x.jsonl"}, r"x\.jsonl: no column 'question' \(--prompt\); there are x, answer"),
         ({"answer": "anser"}, "--answer anser: .*no such column; did you mean 'answer'"),
         ({"reward": "none.py:right"}, r"no file none\.py"),
         ({"reward": "min.py:right"}, r"no file min\.py .*did you mean 'mine\.py'"),

@@ -10,6 +10,7 @@ from helpers import printed
 from trl_scripts import GRPO, SMALL, project
 
 from rloo_pipeline.commands.init import init_from_trl
+from rloo_pipeline.commands.trl_script import TrlScript
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.import_string import load as load_function
 
@@ -476,6 +477,14 @@ def test_a_notebook_is_read_as_the_script_of_its_cells(monkeypatch) -> None:
     monkeypatch.chdir("project")
     assert yaml.safe_load(Path("config/config.yaml").read_text())["algorithm"]["beta"] == 0.3
     assert load_function("rewards.py:length")(["abc"]) == [3.0]
+
+
+def test_lines_of_a_notebook_that_only_look_like_commands_stay() -> None:
+    text = "RULE = '''\n%d of\n!important\n'''\nrest = (3\n% 2)\n"
+    cells = ["\n%%HTML\n<b>\n", f"%pip install 'x\n{text}if rest:\n    !ls\n", SMALL.format(options="")]
+    notebook = {"cells": [{"cell_type": "code", "source": source} for source in cells]}
+    Path("grpo.ipynb").write_text(json.dumps(notebook))
+    assert TrlScript("grpo.ipynb").text.startswith(f"pass\n{text}if rest:\n    pass\n")
 
 
 def test_texts_inside_a_block_keep_their_lines_and_names_that_the_script_lacks_are_told(monkeypatch) -> None:

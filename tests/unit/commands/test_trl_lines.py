@@ -10,6 +10,7 @@ from helpers import printed
 from trl_scripts import GRPO, SMALL, project
 
 from rloo_pipeline.commands.init import init_from_trl
+from rloo_pipeline.commands.trl_script import TrlScript
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.import_string import load as load_function
 
@@ -67,6 +68,12 @@ def test_relative_imports_of_a_script_are_those_of_its_package(monkeypatch) -> N
     config = yaml.safe_load(Path("config/config.yaml").read_text())
     with mock.patch.dict(sys.modules):
         assert [load_function(one["function"])(completions=["a"]) for one in config["rewards"]] == [[1.0], [1.0]]
+
+
+def test_a_relative_import_stays_in_a_folder_whose_name_is_none_of_a_package() -> None:
+    Path("my-code").mkdir()
+    Path("my-code/train.py").write_text("from .own import exact\n" + SMALL.format(options=""))
+    assert TrlScript("my-code/train.py").text.startswith("from .own import exact\n")
 
 
 COPIES = """

@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import zipfile
+from csv import field_size_limit
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +75,12 @@ BROKEN = {
     "text": ("a.txt", "a,b\n", "dataset files can be .jsonl, .json, .csv, .tsv, .parquet"),
     "CSV without rows": ("a.csv", "a,b\n", "is empty"),
     "CSV with more fields": ("a.csv", 'a,b\n"1,\n2",3\n1,2,3\n', "line 4: 3 fields for 2 columns; put quotes around"),
-    "CSV with a quote": ("a.csv", 'a,b\n"1,2\n', "line 2: not .csv (unexpected end of data)"),
+    "CSV with a quote": (
+        "a.csv",
+        '\na,b\n\n"1,2\n3,4\n',
+        "line 4: not .csv (unexpected end of data); close the quotes",
+    ),
+    "CSV with fewer fields": ("a.csv", "a,b\n \n", "line 2: 1 field for 2 columns"),
     "CSV with a name twice": ("a.csv", "a,a\n1,2\n", "line 1: two columns have the name 'a'"),
     "CSV in a folder": ("folder/a.csv", "a,b\n1,2\n1,2,3\n", "folder/a.csv, line 3: 3 fields"),
     "a folder with a number among texts": (
@@ -129,6 +135,14 @@ dataset_info:
   - {name: answer, dtype: string}
 ---
 """
+
+
+def test_a_table_of_short_fields_leaves_other_readers_of_the_process_room_for_long_ones(tmp_path) -> None:
+    file, before = tmp_path / "a.csv", field_size_limit()
+    for text in ("1", "1" * 2 * before):
+        file.write_text(f"a,b\n{text},2\n")
+        assert read_rows(Source(path=str(file)), str(file)) == [{"a": text, "b": "2"}]
+        assert field_size_limit(before) == max(before, file.stat().st_size)
 
 
 def test_texts_that_look_like_other_values_stay_texts(tmp_path) -> None:
