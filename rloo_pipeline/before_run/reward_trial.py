@@ -21,7 +21,7 @@ from rloo_pipeline.user_code.score_table import OF_PROMPTS, environment_columns
 PROMPTS, SAMPLES = 4, 2
 """Number of prompts that a function is called with, and of completions per prompt."""
 ROUNDING = 0.01
-"""Difference between the scores of two calls that is no change, as a share of the largest score."""
+"""Difference up to which the scores of two calls count as equal, as a share of the largest score."""
 SHOWN = 600
 """Number of characters of a prompt or completion that are shown."""
 WRONG_ANSWER = "I do not know."

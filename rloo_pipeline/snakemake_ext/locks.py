@@ -233,7 +233,7 @@ def _is_free(path: Path) -> bool:
 
 
 def _look(path: Path) -> tuple[bool | None, str]:
-    """Whether a run's lock could be taken, as from `_lock`, and the owner in its file."""
+    """Tries a run's lock. Returns what `_lock` does, and the owner in its file."""
     try:
         with path.open(errors="replace") as file:
             return _lock(file.fileno(), fcntl.LOCK_SH), file.read()
