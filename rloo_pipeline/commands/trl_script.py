@@ -246,8 +246,8 @@ def _code(path: Path, text: str) -> str:
 
 
 def _without_magic(cell: str) -> str:
-    """A cell with `pass` for each command of IPython or of a shell. These are no Python where they stand, unlike the
-    same lines in a text or an expression.
+    """A cell with `pass` for each command of IPython or of a shell: a line that is not valid Python where it stands,
+    unlike the same line inside a text or an expression.
     """
     while True:
         try:
@@ -264,7 +264,7 @@ def _without_magic(cell: str) -> str:
 
 def _absolute(path: Path, level: int, module: str) -> str:
     """The absolute name of a module that a file imports by a relative one, since copies are in another folder. The
-    relative one stays if the name of a folder is none that Python can import.
+    relative one stays if Python cannot import a folder of that name.
     """
     package = root = path.resolve().parents[level - 1]
     while root == package or (root / "__init__.py").is_file():

@@ -83,7 +83,9 @@ def test_an_allocation_that_finishes_no_stage_is_not_requeued(cluster, finished)
 def before(cluster, stage: str, command: str) -> None:
     """Has the jobs of a stage run another command first."""
     rules = cluster.folder / "workflow" / "rules" / "rounds.smk"
-    rules.write_text(rules.read_text().replace(f'"rloo {stage} --prompts', f'"{command}; rloo {stage} --prompts'))
+    text, call = rules.read_text(), f'"rloo {stage} --prompts'
+    assert call in text
+    rules.write_text(text.replace(call, f'"{command}; rloo {stage} --prompts'))
 
 
 def status(cluster) -> str:
