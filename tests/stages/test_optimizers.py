@@ -102,6 +102,20 @@ def plain_loop(folder: Path, name: str, dtype: str) -> dict[str, Tensor]:
     return {key: copy.detach() for key, copy in copies.items()}
 
 
+def orthogonalize_in_float32(monkeypatch) -> None:
+    """Muon's iteration, which torch does in bfloat16, where its result differs by percents between kinds of CPU."""
+    from torch.optim import _muon
+
+    class Float32(Tensor):
+        def bfloat16(self, *_: object, **__: object) -> Tensor:
+            return self.as_subclass(Tensor).clone()
+
+    iterate = _muon._zeropower_via_newtonschulz
+    monkeypatch.setattr(
+        _muon, "_zeropower_via_newtonschulz", lambda grad, *rest: iterate(grad.float().as_subclass(Float32), *rest)
+    )
+
+
 def steps(engine: Engine, count: int) -> None:
     for _ in range(count):
         engine.step(SEQUENCES, range(len(IDS)), loss_of)
@@ -123,6 +137,7 @@ def test_steps_are_the_librarys_and_a_resumed_state_has_the_same_bytes(
     from deepspeed.utils import safe_get_full_fp32_param
 
     monkeypatch.setattr(zero.Init, "param_id", 0)
+    orthogonalize_in_float32(monkeypatch)
     options = settings(name, dtype, zero_stage, offload)
     engine = Engine(Policy(model), options, 0)
     steps(engine, STEPS)
@@ -136,8 +151,10 @@ def test_steps_are_the_librarys_and_a_resumed_state_has_the_same_bytes(
             copy = value if engine.zero_stage == 0 else safe_get_full_fp32_param(value).view(old.shape)
             distance += float((copy.detach() - expected[key]).norm() ** 2)
             length += float((expected[key] - old.float()).norm() ** 2)
-        # Muon computes in bfloat16; ZeRO 3 rounds a gradient near 0 in another way, with or without offload
-        tolerance = 3e-2 if name == "muon" else 2e-3 if dtype == "bfloat16" or zero_stage == 3 else 1e-4
+        # Muon scales small directions of a gradient up, with their rounding; ZeRO 3 rounds a gradient near 0 in another
+        # way, with or without offload
+        in_16_bits = 3e-2 if name == "muon" else 2e-3
+        tolerance = in_16_bits if dtype == "bfloat16" else 2e-3 if zero_stage == 3 else 1e-4
         assert (distance / length) ** 0.5 < tolerance
     engine.save_policy(tmp_path / "policy")
     trainer_state.TrainerState(engine, {}).write(tmp_path / "state")
