@@ -359,14 +359,14 @@ def test_a_state_that_belongs_to_other_rounds_is_not_used(tmp_path, tiny_model) 
         policy.seal(run.policy(0), "00000")
         succeeded(run.write(1, answer=answer).update(1))
     one, other = runs["one"].run / "trainer" / "00001", runs["other"].run / "trainer" / "00001"
-    mine = tmp_path / "mine"
-    shutil.copytree(one, mine)
     succeeded(runs["one"].write(2).update(2))
+    shutil.rmtree(one)
     expected = files_of(runs["one"])
     shutil.rmtree(one.parent)
     shutil.rmtree(runs["one"].policy(2))
     shutil.copytree(other, one)
     assert "round 1 is trained again" in succeeded(runs["one"].update(2)).stderr
+    shutil.rmtree(one)
     assert files_of(runs["one"]) == expected
 
 
