@@ -24,5 +24,7 @@ def test_a_round_of_it_runs() -> None:
 @pytest.mark.long
 def test_it_learns() -> None:
     rewards = runpy.run_path(str(PROGRAM))["train"](rounds=12)
-    assert sum(rewards[-3:]) > sum(rewards[:3]) + 0.3
+    # relative, since the warm start gets further on some kinds of CPU: from a reward of 0.45, this is a rise of 0.1
+    wrong = [1 - reward for reward in rewards]
+    assert sum(wrong[-3:]) < sum(wrong[:3]) * 9 / 11
     assert all(map(math.isfinite, rewards))
