@@ -70,7 +70,7 @@ def test_a_function_of_vllm_is_replaced_once_in_a_process() -> None:
 
 
 def test_vllm_is_imported_without_scikit_learn(tmp_path) -> None:
-    """Which transformers would import for it; nor with what it would import itself for sound and for traces."""
+    """transformers would import it for vLLM; vLLM itself would import SciPy for sound and OpenTelemetry for traces."""
     program = tmp_path / "imports.py"
     program.write_text(
         "import sys\nfrom rloo_pipeline.rollout import vllm_internals\nvllm_internals.import_vllm()\n"
