@@ -1,4 +1,4 @@
-"""`make gpu`: runs the rows of rows.py on this machine, one after the other, and writes results/gpu/.
+"""`make gpu`: runs the rows of rows.yaml on this machine, one after the other, and writes results/gpu/.
 
     acceptance.py [--only ROW ...] [--minutes N] [--together N] [--rehearse] [--list]
 
@@ -48,6 +48,7 @@ SOURCES = (
     "workflow/**/*.smk",
     "workflow/Snakefile",
     "tools/gpu/*.py",
+    "tools/gpu/*.yaml",
     "requirements/cuda.txt",
 )
 Record = dict[str, Any]
