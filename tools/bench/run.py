@@ -140,7 +140,7 @@ def host(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
         name: script("host.py", folder, repeats, *options, VLLM_LOGGING_LEVEL="ERROR")
         for name, options in sides.items()
     }
-    return {f"host_cpu_seconds{name}": whole.last_line(output)["cpu"] for name, output in outputs.items()}
+    return {f"host_cpu_seconds{name}": whole.last_line(output) for name, output in outputs.items()}
 
 
 def limits(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
