@@ -10,13 +10,14 @@ import re
 import sys
 from pathlib import Path
 
+from marks import around, write_part
+
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.judging.run_files import read_config
 from rloo_pipeline.report.jobs import jobs_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "recipes.md"
-BEGIN, END = "<!-- recipes -->\n", "<!-- /recipes -->\n"
 HEAD = (
     "| configuration | what happens | held-out accuracy | gain (95% interval) | CPU minutes |\n|---|---|---|---|---|\n"
 )
@@ -44,8 +45,7 @@ def row(run: Path) -> str:
 
 
 if __name__ == "__main__":
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    old, _, after = rest.partition(END)
+    _, old, _ = around(PAGE, "recipes")
     rows = {line.split("|")[1]: line for line in old.removeprefix(HEAD).splitlines()}
     rows |= {line.split("|")[1]: line for line in map(row, map(Path, sys.argv[1:]))}
-    PAGE.write_text(before + BEGIN + HEAD + "\n".join(rows[name] for name in sorted(rows)) + "\n" + END + after)
+    write_part(PAGE, "recipes", HEAD + "\n".join(rows[name] for name in sorted(rows)) + "\n")

@@ -188,12 +188,12 @@ def torchruns(snakemake: int) -> list[psutil.Process]:
     return [process for process, argv in descendants(snakemake) if "rloo_pipeline.runtime.ranks" in argv]
 
 
-def marked(folder: Path) -> list[psutil.Process]:
-    """Living processes of the soak."""
+def marked(folder: Path, mark: str = MARK) -> list[psutil.Process]:
+    """Living processes that have this folder in the environment variable `mark`."""
     processes = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get(MARK) == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
+            if process.environ().get(mark) == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
                 processes.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue

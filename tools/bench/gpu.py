@@ -143,22 +143,23 @@ def model(size: Size, device: str, dtype: str, attention: str) -> Any:
     return model_object.train()
 
 
-def fast(task: Task, folder: Path) -> list[float]:
-    """The same with the kernels that a run has on a GPU: seconds of each."""
-    from rloo_pipeline.training import faster_kernels
-
-    return plain(task, folder, list(faster_kernels.KERNELS.values()))
-
-
-def plain(task: Task, _: Path, kernels: Sequence[Callable[[Any], None]] = ()) -> list[float]:
-    """Our step on PyTorch alone: seconds of each."""
+def plain(task: Task, side: str) -> list[float]:
+    """Our step on PyTorch alone, with the kernels of a side: seconds of each."""
     import torch
 
+    from rloo_pipeline.training import faster_kernels
     from rloo_pipeline.training.kernels import attention
     from rloo_pipeline.training.logprobs import TokenLogProbs
 
+    if side == "flash3":
+        _use_flash3(task.device)
     attention.register()
     loaded = model(SIZES[task.size], task.device, task.dtype, attention.NAME)
+    kernels = list(faster_kernels.KERNELS.values()) if side in ("fast", "flash3", "compiled-fast") else []
+    if side == "compiled" and task.device == "cuda":
+        kernels = [faster_kernels.one_pass]
+    if side.startswith("compiled"):
+        kernels = [*kernels, faster_kernels.compile_layers]
     for use in kernels:
         use(loaded)
     module = TokenLogProbs(loaded, 1.0)
@@ -178,32 +179,14 @@ def plain(task: Task, _: Path, kernels: Sequence[Callable[[Any], None]] = ()) ->
     return _timed(task, step)
 
 
-def flash3(task: Task, folder: Path) -> list[float]:
-    """`fast` with FlashAttention 3: seconds of each."""
+def _use_flash3(device: str) -> None:
     from torch.nn.attention import current_flash_attention_impl
 
     from rloo_pipeline.training.kernels import flash_attention_3
 
-    why = flash_attention_3.install(task.device)
+    why = flash_attention_3.install(device)
     if current_flash_attention_impl() is None:
         raise SystemExit(f"FlashAttention 3 is off: {why or 'not installed, or not for this card'}")
-    return fast(task, folder)
-
-
-def compiled(task: Task, folder: Path) -> list[float]:
-    """Compiled layers in place of Liger's kernels: seconds of each."""
-    from rloo_pipeline.training import faster_kernels
-
-    return plain(
-        task, folder, [*([faster_kernels.one_pass] if task.device == "cuda" else []), faster_kernels.compile_layers]
-    )
-
-
-def compiled_fast(task: Task, folder: Path) -> list[float]:
-    """Compiled layers with Liger's kernels in them: seconds of each."""
-    from rloo_pipeline.training import faster_kernels
-
-    return plain(task, folder, [*faster_kernels.KERNELS.values(), faster_kernels.compile_layers])
 
 
 def deepspeed(task: Task, folder: Path) -> list[float]:
@@ -229,15 +212,7 @@ def trl(task: Task, folder: Path) -> list[float]:
     return updates
 
 
-SIDES: dict[str, Callable[[Task, Path], list[float]]] = {
-    "plain": plain,
-    "fast": fast,
-    "flash3": flash3,
-    "compiled": compiled,
-    "compiled-fast": compiled_fast,
-    "deepspeed": deepspeed,
-    "trl": trl,
-}
+SIDES = ("plain", "fast", "flash3", "compiled", "compiled-fast", "deepspeed", "trl")
 
 
 def _ours(task: Task) -> tuple[Any, list[int], int, Callable[..., Tensor]]:
@@ -296,7 +271,8 @@ def measured(task: Task, side: str) -> dict[str, Any]:
     import torch
 
     with tempfile.TemporaryDirectory(prefix="rloo-bench-") as folder:
-        seconds = SIDES[side](task, Path(folder))
+        other = {"deepspeed": deepspeed, "trl": trl}.get(side)
+        seconds = other(task, Path(folder)) if other else plain(task, side)
     if task.device == "cuda":
         memory = torch.cuda.max_memory_allocated()
     else:
@@ -379,7 +355,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=["0.5B", "1.5B", "7B"])
-    parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=["plain", "deepspeed", "trl"])
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=["plain", "deepspeed", "trl"])
     parser.add_argument("--prompts", type=int, default=8, help="of a step; each has 4 completions")
     parser.add_argument("--micro", type=int, default=4, help="sequences that go through the model at once")
     parser.add_argument("--steps", type=int, default=3)

@@ -6,10 +6,8 @@ The parts are read from logs and from the times of files. Rounds are short, and 
 from __future__ import annotations
 
 import argparse
-import re
 import subprocess
 from collections.abc import Mapping
-from datetime import datetime, timedelta
 from pathlib import Path
 
 import whole
@@ -38,9 +36,9 @@ def parts(run: Path, number: int) -> Mapping[str, float]:
     policy = run / "policies" / f"{number:05d}"
     trained = born(policy)  # the folder is made when the weights are to be written
     written = (policy / "manifest.json").stat().st_mtime
-    ended, _ = logged(update, r"rloo\.time: took ([\d.]+) s")
-    rollout_ended, seconds = logged(rollout, r"rloo\.time: took ([\d.]+) s")
-    sampled, sampling = logged(rollout, r"sampled in ([\d.]+) s")
+    ended, _ = whole.logged(update, r"rloo\.time: took ([\d.]+) s")
+    rollout_ended, seconds = whole.logged(rollout, r"rloo\.time: took ([\d.]+) s")
+    sampled, sampling = whole.logged(rollout, r"sampled in ([\d.]+) s")
     began = rollout_ended - seconds
     # the state, where it is written before the stage ends
     states = [file.stat().st_mtime for file in (run / "trainer" / policy.name).glob("state/*")]
@@ -61,10 +59,3 @@ def parts(run: Path, number: int) -> Mapping[str, float]:
 def born(path: Path) -> float:
     """When a folder was made, in seconds since 1970."""
     return float(subprocess.run(["stat", "-c", "%.W", path], capture_output=True, text=True, check=True).stdout)
-
-
-def logged(log: str, pattern: str) -> tuple[float, float]:
-    """When a line was logged, in seconds since 1970, and the number in it."""
-    second, thousandths, value = re.findall(rf"^(\S+ \S+?),(\d+) .*{pattern}", log, re.MULTILINE)[-1]
-    time = datetime.fromisoformat(second) + timedelta(milliseconds=int(thousandths))
-    return time.timestamp(), float(value)

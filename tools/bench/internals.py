@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -88,23 +88,21 @@ def _stage(run: Path, stage: str, target: Path) -> list[str]:
 
 def start(run: Path, stage: str, repeats: int) -> None:
     """CPU seconds of whole processes."""
-    names = ("", *DEVIATIONS[stage])
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(repeats + 1):
-        for name in names if number % 2 else names[::-1]:
-            with tempfile.TemporaryDirectory() as target:
-                # DeepSpeed keeps what it compiles; on a new machine nothing is there
-                environment = {**os.environ, "TORCH_EXTENSIONS_DIR": target} if "compiled" in name else None
-                command = [sys.executable, __file__, "side", name, *_stage(run, stage, Path(target))]
-                child = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-                assert child.stderr is not None
-                log = child.stderr.read().decode()
-                _, status, usage = os.wait4(child.pid, 0)
-            if status:
-                raise SystemExit(f"{' '.join(command)}: {log[-2000:]}")
-            if number:  # the first of each fills caches
-                seconds[name].append(usage.ru_utime + usage.ru_stime)
-    _print(stage, seconds)
+
+    def measure(name: str) -> float:
+        with tempfile.TemporaryDirectory() as target:
+            # DeepSpeed keeps what it compiles; on a new machine nothing is there
+            environment = {**os.environ, "TORCH_EXTENSIONS_DIR": target} if "compiled" in name else None
+            command = [sys.executable, __file__, "side", name, *_stage(run, stage, Path(target))]
+            child = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            assert child.stderr is not None
+            log = child.stderr.read().decode()
+            _, status, usage = os.wait4(child.pid, 0)
+        if status:
+            raise SystemExit(f"{' '.join(command)}: {log[-2000:]}")
+        return usage.ru_utime + usage.ru_stime
+
+    _compare(stage, ("", *DEVIATIONS[stage]), repeats, measure)
 
 
 def step(shape: shapes.Shape, repeats: int) -> None:
@@ -146,16 +144,17 @@ def step(shape: shapes.Shape, repeats: int) -> None:
         return time.process_time() - began
 
     short = attention.SHORT
-    seconds: dict[str, list[float]] = {name: [] for name in without}
+    _compare("step", tuple(without), repeats, measure)
+
+
+def _compare(measurement: str, names: Sequence[str], repeats: int, measure: Callable[[str], float]) -> None:
+    """Measures with all deviations, named "", and without each, in turns, and prints the ratios."""
+    seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(repeats + 1):
-        for name in without if number % 2 else reversed(without):
+        for name in names if number % 2 else names[::-1]:
             spent = measure(name)
-            if number:
+            if number:  # the first of each fills caches
                 seconds[name].append(spent)
-    _print("step", seconds)
-
-
-def _print(measurement: str, seconds: dict[str, list[float]]) -> None:
     base = seconds.pop("")
     print(f"{measurement}: {statistics.median(base):.3g} s of CPU with all deviations")
     for name, values in seconds.items():

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,50 +82,38 @@ def update(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
 
 def _in_turns(name: str, folder: Path, repeats: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Our side's and TRL's steps of a shape, one after the other."""
-    sides = [_Side(side, name, folder, repeats) for side in ("ours", "trl")]
+    sides = [_steps(side, name, folder, repeats) for side in ("ours", "trl")]
     for _ in range(1 + repeats):
         for side in sides:
-            side.take_turn()
-    ours, theirs = (side.result() for side in sides)
+            next(side)
+    ours, theirs = (json.loads(next(side)) for side in sides)
     return ours, theirs
 
 
-class _Side:
-    """A process of step.py."""
+def _steps(side: str, name: str, folder: Path, repeats: int) -> Iterator[str]:
+    """Starts a process of step.py, and then has it do a step for each line that is asked for. The last line has lists
+    of seconds, and its peak memory in MB.
 
-    def __init__(self, side: str, name: str, folder: Path, repeats: int) -> None:
-        """Starts the process and waits until it is ready for its first step."""
-        command = [sys.executable, str(Path(__file__).with_name("step.py")), side, name, str(folder), str(repeats)]
-        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 -- as long as the process
-        self.process = subprocess.Popen(
-            command,
-            env={**os.environ, **ONE_THREAD, **(environment.JOBS if side == "ours" else {})},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
-        )  # fmt: skip
-        self.last_line = ""
-        self._listen()
-
-    def take_turn(self) -> None:
-        """Lets the process do a step and waits until it has."""
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        self._listen()
-
-    def _listen(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+    Raises:
+        SystemExit: it failed.
+    """
+    command = [sys.executable, str(Path(__file__).with_name("step.py")), side, name, str(folder), str(repeats)]
+    variables = {**os.environ, **ONE_THREAD, **(environment.JOBS if side == "ours" else {})}
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    before = ""
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, env=variables, stderr=errors, text=True, **pipes)
+        assert process.stdin is not None
+        for line in process.stdout or ():
             if line.strip() == step.TURN:
-                return
-            self.last_line = line
-        if self.process.wait():
-            self.errors.seek(0)
-            raise SystemExit(self.errors.read()[-3000:])
-
-    def result(self) -> dict[str, Any]:
-        """Its last line: lists of seconds, and its peak memory in MB."""
-        figures: dict[str, Any] = json.loads(self.last_line)
-        return figures
+                yield before
+                process.stdin.write("\n")
+                process.stdin.flush()
+            before = line
+        if process.wait():
+            errors.seek(0)
+            raise SystemExit(errors.read()[-3000:])
+    yield before
 
 
 def rollout(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:

@@ -112,18 +112,21 @@ class Project:
         if not outcome.exists() or json.loads(outcome.read_text())["outcome"] != "done":
             raise SystemExit(f"{outcome.parent}: the job did not end well")
 
+    def _ends(self, rounds: int) -> list[float]:
+        """When each round ended, in seconds since 1970."""
+        files = [self.run / "rounds" / f"{number:05d}" / "metrics.json" for number in range(1, rounds + 1)]
+        return [file.stat().st_mtime for file in files]
+
     def seconds(self, rounds: int) -> list[float]:
         """Of each round but the first, which has the engines' starts in it."""
-        return between([self.run / "rounds" / f"{number:05d}" / "metrics.json" for number in range(1, rounds + 1)])
+        return [end - begin for begin, end in pairwise(self._ends(rounds))]
 
     def worked(self, rounds: int) -> list[float]:
         """Of these: what the stages say that sampling, log-probs and optimizer steps took."""
-        return [self._worked(f"{number:05d}") for number in range(2, rounds + 1)]
+        names = [f"{number:05d}" for number in range(2, rounds + 1)]
+        return [sum(ended - began for began, ended in self._engines(name)) for name in names]
 
-    def _worked(self, name: str) -> float:
-        return sum((ended - began).total_seconds() for began, ended in self._engines(name))
-
-    def _engines(self, name: str) -> list[tuple[datetime, datetime]]:
+    def _engines(self, name: str) -> list[tuple[float, float]]:
         """When the engines of the rounds with this name, a pattern, worked: begin and end as the stages' logs say."""
         logs = self.run / "logs"
         log_files = [
@@ -132,7 +135,8 @@ class Project:
             *logs.glob(f"refill*/{name}.log"),
             *logs.glob(f"update/{name}.log"),
         ]
-        return [_work(log.read_text()) for log in log_files]
+        last = [logged(log.read_text(), r"(?:sampled|computed|trained) in ([\d.]+) s") for log in log_files]
+        return [(ended - seconds, ended) for ended, seconds in last]
 
     def idle_share(self, rounds: int) -> float:
         """Share of the time from the end of round 1 to that of round `rounds` in which no engine works."""
@@ -140,10 +144,8 @@ class Project:
 
     def idle(self, rounds: int) -> list[float]:
         """Seconds of each round but the first in which no engine works, wherever it runs."""
-        files = [self.run / "rounds" / f"{number:05d}" / "metrics.json" for number in range(1, rounds + 1)]
-        ends = [datetime.fromtimestamp(file.stat().st_mtime) for file in files]
         work = sorted(self._engines("*"))
-        return [_free(work, begin, end) for begin, end in pairwise(ends)]
+        return [_free(work, begin, end) for begin, end in pairwise(self._ends(rounds))]
 
     def tokens(self, rounds: int) -> int:
         """Sampled in all rounds."""
@@ -172,26 +174,20 @@ def empty_rloo(folder: Path) -> dict[str, str]:
     return {"PATH": os.pathsep.join([str(folder), BIN, os.environ["PATH"]])}
 
 
-def _work(log: str) -> tuple[datetime, datetime]:
-    """Begin and end of the engine's last work in a stage, from the stage's log."""
-    pattern = r"^(\S+ \S+?),(\d+) .*(?:sampled|computed|trained) in ([\d.]+) s"
-    second, thousandths, seconds = re.findall(pattern, log, re.MULTILINE)[-1]
-    ended = datetime.fromisoformat(second) + timedelta(milliseconds=int(thousandths))
-    return ended - timedelta(seconds=float(seconds)), ended
+def logged(log: str, pattern: str) -> tuple[float, float]:
+    """When the last line with this pattern was logged, in seconds since 1970, and the number in it."""
+    second, thousandths, value = re.findall(rf"^(\S+ \S+?),(\d+) .*{pattern}", log, re.MULTILINE)[-1]
+    at = datetime.fromisoformat(second) + timedelta(milliseconds=int(thousandths))
+    return at.timestamp(), float(value)
 
 
-def _free(work: list[tuple[datetime, datetime]], begin: datetime, end: datetime) -> float:
+def _free(work: list[tuple[float, float]], begin: float, end: float) -> float:
     """Seconds from `begin` to `end` outside these spans of time, which are in the order of their begin."""
     free, until = 0.0, begin
     for began, ended in [*work, (end, end)]:
-        free += max(0.0, (min(began, end) - until).total_seconds())
+        free += max(0.0, min(began, end) - until)
         until = max(until, ended)
     return free
-
-
-def between(files: list[Path]) -> list[float]:
-    """Seconds from the making of each file to that of the next."""
-    return [(b.stat().st_mtime_ns - a.stat().st_mtime_ns) / 1e9 for a, b in pairwise(files)]
 
 
 def trl(project: Project, threads: int) -> Measured:

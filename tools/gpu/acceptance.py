@@ -35,6 +35,7 @@ sys.path[:0] = [
 import gpus_page  # noqa: E402
 import machine  # noqa: E402
 import psutil  # noqa: E402
+import soak  # noqa: E402
 from rows import ROWS, NotHereError, Row, RowError  # noqa: E402
 
 MARK = "RLOO_GPU_ROW"
@@ -113,15 +114,11 @@ def _todo(record: Record, only: Sequence[str]) -> list[Row]:
     if only:
         return [row for row in ROWS if row.name in only]
 
-    def failed(row: Row) -> bool:
+    def outcome(row: Row) -> str | None:
         earlier = record["rows"].get(row.name, {})
-        return bool(earlier.get("outcome") == "failed" and earlier.get("source") == record["source"])
+        return earlier.get("outcome") if earlier.get("source") == record["source"] else None
 
-    def passed(row: Row) -> bool:
-        earlier = record["rows"].get(row.name, {})
-        return bool(earlier.get("outcome") == "passed" and earlier.get("source") == record["source"])
-
-    return sorted((row for row in ROWS if not passed(row)), key=failed)
+    return sorted((row for row in ROWS if outcome(row) != "passed"), key=lambda row: outcome(row) == "failed")
 
 
 def run(row: Row, folder: Path, rehearse: bool) -> Record:
@@ -186,7 +183,7 @@ def _outcome(folder: Path, code: int | None, minutes: float) -> Record:
 def _end(folder: Path, patience: float) -> list[str]:
     """Waits for processes that a row left behind, kills the remaining ones, and returns their names."""
     deadline = time.monotonic() + patience
-    while (alive := _marked(folder)) and time.monotonic() < deadline:
+    while (alive := soak.marked(folder, MARK)) and time.monotonic() < deadline:
         time.sleep(0.1)
     left = []
     for process in alive:
@@ -196,17 +193,6 @@ def _end(folder: Path, patience: float) -> list[str]:
         except psutil.NoSuchProcess:
             continue
     return left
-
-
-def _marked(folder: Path) -> list[psutil.Process]:
-    processes = []
-    for process in psutil.process_iter():
-        try:
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == str(folder):
-                processes.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return processes
 
 
 def _be_row(function: str, options: Mapping[str, Any], folder: Path) -> None:

@@ -77,18 +77,22 @@ def _version(library: str) -> str | None:
         return None
 
 
+def environment(**variables: str) -> dict[str, str]:
+    """This process's environment, in which this interpreter and this source tree come first."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), **variables}
+
+
 def command(arguments: Sequence[object], folder: Path = ROOT, **variables: str) -> str:
     """Runs a command with this interpreter's environment, prints and returns its output.
 
     Raises:
         RowError: with the line of its output that says what is wrong.
     """
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), **variables}
     outcome = subprocess.run(
         [str(argument) for argument in arguments],
-        cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, check=False,
+        cwd=folder, env=environment(**variables), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
     print(outcome.stdout, flush=True)
     if outcome.returncode:

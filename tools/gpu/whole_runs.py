@@ -173,11 +173,10 @@ def _result(run: Path) -> Figures:
 
 def _kill(place: Path, stage: str, variables: Mapping[str, str]) -> None:
     """Starts or continues the run, and ends all of its processes by SIGKILL while a stage runs."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), soak.MARK: str(place)}
-    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = machine.environment(**{**variables, soak.MARK: str(place)})
     with (place / "killed.log").open("ab") as log:
         run = subprocess.Popen(
-            _call(), cwd=place, env={**environment, **variables}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            _call(), cwd=place, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             start_new_session=True,
         )  # fmt: skip
     deadline = time.monotonic() + PATIENCE
