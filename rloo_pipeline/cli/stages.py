@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rloo_pipeline.artifacts import fence, files, function_copies, lineage
 from rloo_pipeline.artifacts.model_files import STATES
-from rloo_pipeline.cli.command import CONFIG, Option, command, option
+from rloo_pipeline.cli.command import CONFIG, command, option
 from rloo_pipeline.cli.stage_options import (
     OUTPUT,
     REWARD_MODEL,
@@ -30,17 +30,6 @@ from rloo_pipeline.runtime import reproducible
 
 if TYPE_CHECKING:
     from rloo_pipeline.stages.evaluate_chosen import Chosen
-
-
-def _update(config: Config, arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.artifacts.round_tables import RoundFiles
-    from rloo_pipeline.stages.update import UpdateOutputs, update
-
-    tables = arguments.rollouts, arguments.scores, arguments.reference, arguments.teacher
-    outputs = UpdateOutputs(arguments.output, arguments.metrics, arguments.events, arguments.table)
-    policies = (arguments.policy, arguments.sampler or arguments.policy)
-    inputs = RoundFiles(*tables, arguments.prompts)
-    update(config, arguments.round_, *policies, arguments.trainer, inputs, outputs, arguments.checks)
 
 
 def _restore_policy(arguments: argparse.Namespace) -> None:
@@ -118,16 +107,6 @@ def _report(config: Config, arguments: argparse.Namespace) -> None:
     files.remove_older(run / STATES / f"{config.rounds:05d}")  # its round will not have to run again
 
 
-def shards(name: str) -> Option:
-    """Makes an option that takes all files of one table of a round."""
-    return option(f"--{name}", type=Path, nargs="+", required=True, help=f"all shards of the round's {name}, in order")
-
-
-def several(name: str, about: str) -> Option:
-    """Makes an option that takes any number of tables, or none."""
-    return option(f"--{name}", type=Path, nargs="*", default=[], help=about)
-
-
 ROUND = option("--round", dest="round_", metavar="ROUND", type=int, required=True, help="number of the round, from 1")
 SUMMARY = path("summary", "JSON file for the summary")
 SELECTION = path("selection", "file that select wrote")
@@ -163,36 +142,14 @@ COMMANDS = (
     stage("refill", "Sample and score more completions if too few groups of a round have a signal.", REWARD_MODEL),
     stage("reference", "Compute the log-probs of one shard under the reference policy."),
     stage("teacher", "Compute the log-probs of one shard under the teacher."),
-    stage(
-        "update",
-        "Train the next policy on a round.",
-        path("policy", "folder of a policy, or of `stage-assets` for the base model"),
-        path("metrics", "JSON file for the metrics of the round"),
-        path("events", "TensorBoard event file for the metrics"),
-        path("table", "Parquet file for the values that the update used for each completion"),
-        ROUND,
-        option("--sampler", type=Path, help="policy that sampled the rollouts (rollout.lag; default: --policy)"),
-        path("trainer", "folder of the run's trainer states, to be read and written"),
-        *(shards("rollouts"), shards("scores")),
-        option("--prompts", type=Path, nargs="?", help="folder that prompts wrote, in a run with images"),
-        several("reference", "all shards of the reference log-probs, in order"),
-        several("teacher", "all shards of the teacher's log-probs, in order"),
-        option(
-            "--checks", type=Path, nargs="?", help="checks.json of the run, to prove that the sampler had the policy"
-        ),
-        run=_update,
-    ),
+    stage("update", "Train the next policy on a round."),
     command(
         "restore-policy",
         _restore_policy,
         "Recreate a policy's weights that were lost with a node's own disk, from the tables of its rounds (exchange).",
         *(CONFIG, OUTPUT),
     ),
-    stage(
-        "pass-rates",
-        "Add a round's scores to the pass rates by which later rounds draw prompts.",
-        several("earlier", "pass rates of the previous round, or the table that difficulty wrote"),
-    ),
+    stage("pass-rates", "Add a round's scores to the pass rates by which later rounds draw prompts."),
     stage("held-out", "Summarize the held-out completions of a round's policy."),
     command("gate", _gate, "Look for symptoms after a round; may end the run.", CONFIG, OUTPUT, ROUND),
     command("report-so-far", _report_so_far, "Write report.html of a run in progress.", OUTPUT),

@@ -10,15 +10,15 @@ from rloo_pipeline.data.prompts_of_round import after_round
 from rloo_pipeline.judging.completions import counts_of
 
 
-def pass_rates(config: Config, round_: int, scores: Sequence[Path], earlier: Sequence[Path], output: Path) -> None:
+def pass_rates(config: Config, round_: int, scores: Sequence[Path], output: Path, earlier: Sequence[Path] = ()) -> None:
     """Adds a round to the counts.
 
     Args:
         config: the stage's configuration.
         round_: number of the round, from 1.
         scores: all shards of the round's scores, in order.
-        earlier: the table of the round before; in round 1 the shards of the stage `difficulty`, if it ran.
         output: the table of pass rates.
+        earlier: the table of the round before; in round 1 the shards of the stage `difficulty`, if it ran.
 
     Raises:
         UserError: a table is missing, damaged, or from a different round.

@@ -4,8 +4,8 @@
 in `algorithm/`; `training/round_training.py` is the loop of optimizer steps.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from rloo_pipeline.artifacts import files, lineage, round_tables, tables
 from rloo_pipeline.artifacts.policy import Policy
@@ -23,83 +23,86 @@ from rloo_pipeline.training.round_training import TrainedRound
 from rloo_pipeline.training.sampler_proof import RolloutProof
 
 
-class UpdateOutputs(NamedTuple):
-    """Files and folders that an update writes."""
-
-    policy: Path
-    metrics: Path
-    events: Path
-    table: Path
-
-
 def update(
     config: Config,
     round_: int,
-    start: Policy,
-    sampler: Policy,
-    states: Path,
-    inputs: RoundFiles,
-    outputs: UpdateOutputs,
+    policy: Policy,
+    trainer: Path,
+    rollouts: Sequence[Path],
+    scores: Sequence[Path],
+    output: Path,
+    metrics: Path,
+    events: Path,
+    table: Path,
+    sampler: Policy | None = None,
+    reference: Sequence[Path] = (),
+    teacher: Sequence[Path] = (),
+    prompts: Path | None = None,
     checks: Path | None = None,
 ) -> None:
     """Trains policy `round_` from policy `round_ - 1`.
 
     Args:
         config: the stage's configuration.
-        round_: round number, from 1.
-        start: policy `round_ - 1`.
-        sampler: the policy that sampled the rollouts, older than `start` with `rollout.lag`.
-        states: folder of the run with its trainer states, which this stage reads and writes.
-        inputs: the round's tables.
-        outputs: files and folders to write.
-        checks: checks.json of the run; if given, proves that the policy sampled the rollouts.
+        round_: number of the round, from 1.
+        policy: the policy of the round before.
+        trainer: folder of the run's trainer states, to be read and written.
+        rollouts, scores: all shards of this table of the round, in order.
+        output: folder for the next policy.
+        metrics: JSON file for the metrics of the round.
+        events: TensorBoard event file for the metrics.
+        table: Parquet file for the values that the update used for each completion.
+        sampler: the policy that sampled the rollouts, an older one with `rollout.lag`; by default `policy`.
+        reference, teacher: all shards of the log-probs of this model, in order.
+        prompts: folder that prompts wrote, in a run with images.
+        checks: checks.json of the run, to prove that the sampler had the policy.
 
     Raises:
         UserError: an input is damaged, or tables, log-probs or trainer state belong to a different round or policy.
     """
     reproducible.use_torch(config.deepspeed.threads, config.reproducible)
-    digest = start.digest  # verifies its files before anything else reads them
-    config = checkpointing.resolve(config, start.dimensions)
-    inputs = inputs.used(config)
+    digest = policy.digest  # verifies its files before anything else reads them
+    config, sampler = checkpointing.resolve(config, policy.dimensions), sampler or policy
+    inputs = RoundFiles(rollouts, scores, reference, teacher, prompts).used(config)
     sampled = round_tables.read(inputs, round=round_, policy=sampler.digest, vocabulary=sampler.vocabulary)
     proof = None if checks is None else RolloutProof(config, round_, sampler, checks, inputs)
-    if proof and sampler != start:
+    if proof and sampler != policy:
         proof.by_older_policy(sampled.rollouts)
-    trainer = retraining.trainer_after(config, round_ - 1, start, states)
-    engine = trainer.engine
-    trained = round_training.train(config, round_, engine, trainer.algorithm_state, sampled, proof)
-    metrics = round_training.metrics_of(config, round_, engine, sampled, trained)
+    engine, state = retraining.trainer_after(config, round_ - 1, policy, trainer)
+    trained = round_training.train(config, round_, engine, state, sampled, proof)
+    measured = round_training.metrics_of(config, round_, engine, sampled, trained)
     if engine.rank.first:
-        say(round_training.summary(metrics, trained.seconds) + _share_of_peak(config, engine, trained))
+        say(round_training.summary(measured, trained.seconds) + _share_of_peak(config, engine, trained))
     cards = lineage.cards_of([*inputs.rollouts[:1], *inputs.reference[:1], *inputs.teacher[:1]])
     cards |= reproducible.card(config.reproducible, "trainer")
-    made_from = lineage.of_policy(config.seed, start.manifest, digest, cards)
+    made_from = lineage.of_policy(config.seed, policy.manifest, digest, cards)
     on_nodes = config.node_folder is not None and not config.keeps(round_)
-    policy_digest = engine.save_policy(outputs.policy, on_nodes, **made_from)
+    policy_digest = engine.save_policy(output, on_nodes, **made_from)
     about = {"round": round_, "policy": policy_digest, "seed": config.seed}
     if engine.rank.first:
         more = {"run": config.run, "micro_batch_tokens": config.deepspeed.micro_batch_tokens}
-        _write(trained, metrics, outputs, about | more | lineage.of_metrics(metrics, inputs.scores[0]))
-        write_events(outputs.events, round_, metrics)
-    retraining.keep(config, RoundTrainer(engine, trained.algorithm_state), outputs.policy, states, about)
+        _write_table(trained, measured, table, about | more | lineage.of_metrics(measured, inputs.scores[0]))
+        files.write_json(metrics, measured)
+        write_events(events, round_, measured)
+    retraining.keep(config, RoundTrainer(engine, trained.algorithm_state), output, trainer, about)
 
 
-def restore(config: Config, policy: Policy, states: Path) -> None:
+def restore(config: Config, policy: Policy, trainer: Path) -> None:
     """Rewrites the weights of a policy that a node's own disk has lost, and the trainer's state after its round.
 
     Args:
         config: the configuration of `update`.
         policy: the policy, without its weights.
-        states: as for `update`.
+        trainer: as for `update`.
 
     Raises:
         UserError: see `retraining.restore`.
     """
     reproducible.use_torch(config.deepspeed.threads, config.reproducible)
     config = checkpointing.resolve(config, Policy(policy.folder.with_name(f"{0:05d}")).dimensions)
-    trainer = retraining.restore(config, policy, states)
+    restored = retraining.restore(config, policy, trainer)
     about = {"round": int(policy.folder.name), "policy": policy.digest, "seed": config.seed}
-    retraining.keep(config, trainer, policy.folder, states, about)
+    retraining.keep(config, restored, policy.folder, trainer, about)
 
 
 def _share_of_peak(config: Config, engine: Engine, trained: TrainedRound) -> str:
@@ -112,9 +115,8 @@ def _share_of_peak(config: Config, engine: Engine, trained: TrainedRound) -> str
     return peak_share.of_update(config, engine.policy, prompts, passed, trained.seconds, engine.rank.world)
 
 
-def _write(trained: TrainedRound, metrics: Metrics, outputs: UpdateOutputs, about: JSON) -> None:
-    """Writes train.parquet and metrics.json."""
+def _write_table(trained: TrainedRound, metrics: Metrics, file: Path, about: JSON) -> None:
+    """Writes train.parquet."""
     known = metrics["ratio/mean"] is not None
     table = round_data.train_table(trained.rollouts, trained.batch, trained.record, ratio_known=known)
-    tables.write(outputs.table, table, tables.TRAIN, "train", **about)
-    files.write_json(outputs.metrics, metrics)
+    tables.write(file, table, tables.TRAIN, "train", **about)

@@ -26,7 +26,7 @@ from rloo_pipeline.commands.init import init_from_trl
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.stages.reference import reference
 from rloo_pipeline.stages.score import score
-from rloo_pipeline.stages.update import UpdateOutputs, update
+from rloo_pipeline.stages.update import update
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.filterwarnings("ignore")]
 
@@ -165,9 +165,10 @@ def of_stages(model: Path, number: int, round_: Round) -> None:
     score(config.only("score"), run / f"prompts-{number}", policy, files.rollouts[0], files.scores[0])
     if config.uses_reference:
         reference(config.only("reference"), zero, files.rollouts[0], files.reference[0])
-    outputs = UpdateOutputs(run / f"{number:05d}", *(folder / name for name in ("metrics", "events", "train.parquet")))
+    outputs = run / f"{number:05d}", *(folder / name for name in ("metrics", "events", "train.parquet"))
     with mock.patch.object(torch.nn.init, "kaiming_uniform_", fill):
-        update(config.only("update"), number, policy, policy, run / "trainer", files, outputs)
+        inputs = files.rollouts, files.scores
+        update(config.only("update"), number, policy, run / "trainer", *inputs, *outputs, reference=files.reference)
 
 
 @pytest.mark.parametrize("case", CASES)
