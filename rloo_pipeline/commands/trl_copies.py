@@ -7,12 +7,11 @@ import ast
 import builtins
 import copy
 import re
-import symtable
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from rloo_pipeline.commands.trl_script import TrlScript
-from rloo_pipeline.commands.trl_syntax import bound, free_names, name_of, own_names
+from rloo_pipeline.commands.trl_syntax import bound, free_names, name_of, own_names, scopes
 from rloo_pipeline.commands.trl_values import UnknownValueError
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.report.frame import templates_of
@@ -175,7 +174,7 @@ def _source(script: TrlScript, node: ast.stmt | ast.expr) -> str:
     Raises:
         UserError: an option has no value.
     """
-    filled = _Filled(script)
+    filled = _Filled(script, own_names(node))
     copied = filled.visit(copy.deepcopy(node))
     if filled.has_changed or isinstance(node, ast.expr):
         return ast.unparse(copied)
@@ -190,36 +189,24 @@ def _source(script: TrlScript, node: ast.stmt | ast.expr) -> str:
 
 def undefined(text: str) -> set[str]:
     """Names that a Python file reads and does not define."""
-    top = symtable.symtable(text, "", "exec")
-    known, read, tables = {*dir(builtins), "__file__"}, set[str](), [top]
-    for table in tables:
-        tables += table.get_children()
-        for symbol in table.get_symbols():
-            is_global = table is top or symbol.is_global()
-            if is_global and (symbol.is_assigned() or symbol.is_imported()):
-                known.add(symbol.get_name())
-            elif is_global and symbol.is_referenced():
-                read.add(symbol.get_name())
-    return read - known
+    top, *inner = scopes(text)
+    known = [symbol for symbol in top.get_symbols() if symbol.is_assigned() or symbol.is_imported()]
+    known += [one for table in inner for one in table.get_symbols() if one.is_global() and one.is_assigned()]
+    return free_names(text) - {symbol.get_name() for symbol in known} - {*dir(builtins), "__file__"}
 
 
 class _Filled(ast.NodeTransformer):
     """Fills in the values of options and of parameters of the function that makes the trainer. Also makes file paths
     absolute, since the project is not in the script's folder.
+
+    Args:
+        script: the script.
+        own: arguments and variables of functions that are copied, whose names do not stand for options.
     """
 
-    def __init__(self, script: TrlScript) -> None:
-        self.script = script
+    def __init__(self, script: TrlScript, own: set[str]) -> None:
+        self.script, self.own = script, own
         self.has_changed = False
-        self.own: set[str] = set()
-        """Arguments and variables of functions that are copied, whose names do not stand for options."""
-
-    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> ast.AST:
-        """Records the function's names."""
-        self.own |= own_names(node)
-        return self.generic_visit(node)
-
-    visit_AsyncFunctionDef = visit_Lambda = visit_FunctionDef  # noqa: N815  the names of ast
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         """Replaces `arguments.dataset` by its value."""

@@ -1,6 +1,7 @@
 """Finds the statements that bind names in Python source."""
 
 import ast
+import symtable
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -98,11 +99,10 @@ def bound(statement: ast.stmt) -> Iterator[tuple[str, ast.expr | None, int | Non
             else:
                 yield from ((name, UNSHOWN, None) for name in _stored(target))
     else:  # inside a block that may not be entered
+        yield from ((name, UNSHOWN, None) for name in _stored(statement))
         for inner in ast.walk(statement):
-            if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
-                yield inner.id, UNSHOWN, None
-            elif isinstance(inner, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef):
-                yield from ((name, None, None) for name, _, _ in bound(inner))
+            if isinstance(inner, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef):
+                yield from bound(inner)
 
 
 def assignments(statement: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr]]:
@@ -120,43 +120,28 @@ def assignments(statement: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr]]:
             yield ast.copy_location(ast.Attribute(object_, name, ast.Store()), statement), value
 
 
-def free_names(node: ast.AST) -> Iterator[str]:
-    """Yields the names that a node reads, without the arguments and variables of functions and comprehensions in it."""
-    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-        yield node.id
-        return
-    inside: list[ast.AST] = []
-    own: set[str] = set()
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-        inside, own = _body(node), own_names(node)
-    elif isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
-        inside = list(ast.iter_child_nodes(node))
-        own = {name for part in node.generators for name in _stored(part.target)}
-    for part in ast.iter_child_nodes(node):
-        yield from (name for name in free_names(part) if part not in inside or name not in own)
+def scopes(code: ast.AST | str) -> list[symtable.SymbolTable]:
+    """The tables of names in Python code, that of its top level first."""
+    tables = [symtable.symtable(code if isinstance(code, str) else ast.unparse(code), "", "exec")]
+    for table in tables:
+        tables += table.get_children()
+    return tables
 
 
-def own_names(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> set[str]:
-    """The arguments and variables of a function."""
-    own = {part.arg for part in ast.walk(node.args) if isinstance(part, ast.arg)}
-    own |= {name for statement in _body(node) for name in _stored(statement)}
-    return own - {name for part in ast.walk(node) if isinstance(part, ast.Global) for name in part.names}
+def free_names(code: ast.AST | str) -> set[str]:
+    """The names that code reads, without the arguments and variables of functions and comprehensions in it."""
+    top, *inner = scopes(code)
+    found = [symbol for symbol in top.get_symbols() if symbol.is_referenced()]
+    found += [one for table in inner for one in table.get_symbols() if one.is_referenced() and one.is_global()]
+    return {symbol.get_name() for symbol in found}
 
 
-def _body(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list[ast.AST]:
-    return [*node.body] if isinstance(node.body, list) else [node.body]
+def own_names(code: ast.AST) -> set[str]:
+    """The arguments and variables of functions and comprehensions in code."""
+    inner = (table for table in scopes(code)[1:] if table.get_type() == "function")
+    return {symbol.get_name() for table in inner for symbol in table.get_symbols() if symbol.is_local()}
 
 
 def _stored(node: ast.AST) -> Iterator[str]:
-    """Yields the names that a node binds, without those inside functions in it."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        yield node.name
-    elif isinstance(node, ast.Import | ast.ImportFrom):
-        yield from (name for name, _, _ in bound(node))
-    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-        yield node.id
-    elif not isinstance(node, ast.Lambda):
-        if isinstance(node, ast.ExceptHandler) and node.name:
-            yield node.name
-        for part in ast.iter_child_nodes(node):
-            yield from _stored(part)
+    """Yields the names that a node sets."""
+    return (name.id for name in all_nodes(node, ast.Name) if isinstance(name.ctx, ast.Store))

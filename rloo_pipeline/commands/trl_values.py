@@ -147,9 +147,7 @@ class ScriptValues(ScriptNames):
             return node.value
         if isinstance(node, ast.List | ast.Tuple | ast.Set):
             return [self.value(part) for part in node.elts]
-        if isinstance(node, ast.Dict):
-            if None in node.keys:
-                raise UnknownValueError
+        if isinstance(node, ast.Dict) and None not in node.keys:
             keys = [self.value(key) for key in node.keys if key is not None]
             return _applied(dict, zip(keys, map(self.value, node.values), strict=True))
         if isinstance(node, ast.Name | ast.IfExp | ast.Call) and (target := self.chosen(node)) is not node:
