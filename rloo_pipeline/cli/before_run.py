@@ -71,17 +71,17 @@ def _reward_test(arguments: argparse.Namespace) -> None:
 
 
 def _init(arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.commands.init import ProjectChoices, init, init_from_trl
+    from rloo_pipeline.commands.init import init, init_from_trl
 
-    names = ("model", "data", "reward", "held_out", "prompt", "answer")
-    if arguments.from_trl is not None:
-        if given := next((name for name in names[1:] if getattr(arguments, name) is not None), None):
-            raise UserError(
-                f"--{given.replace('_', '-')}: the script sets it; leave it out here, and edit config/config.yaml"
-            )
-        init_from_trl(arguments.folder, arguments.from_trl, arguments.model, arguments.force)
+    names = ("data", "reward", "held_out", "prompt", "answer")
+    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    if arguments.from_trl is None:
+        init(arguments.folder, arguments.force, model=arguments.model, **given)
         return
-    init(arguments.folder, ProjectChoices(*(getattr(arguments, name) for name in names)), arguments.force)
+    if given:
+        first = next(iter(given)).replace("_", "-")
+        raise UserError(f"--{first}: the script sets it; leave it out here, and edit config/config.yaml")
+    init_from_trl(arguments.folder, arguments.from_trl, arguments.model, arguments.force)
 
 
 def _images(arguments: argparse.Namespace) -> None:

@@ -49,25 +49,28 @@ GENERATIONS, PROMPTS = 8, 32
 """Completions per prompt, and prompts per round."""
 
 
-class ProjectChoices(NamedTuple):
-    """The user's choices; None means that `init` detects the value or asks."""
-
-    model: str | None
-    data: str | None
-    reward: str | None
-    held_out: str | None = None
-    prompt: str | None = None
-    answer: str | None = None
-    """Column with the answer; `prompt` is the column with the prompt."""
-
-
-def init(folder: Path, choices: ProjectChoices, force: bool) -> None:
-    """Writes a project and prints what to do next.
+def init(
+    folder: Path,
+    force: bool = False,
+    *,
+    model: str | None = None,
+    data: str | None = None,
+    reward: str | None = None,
+    held_out: str | None = None,
+    prompt: str | None = None,
+    answer: str | None = None,
+) -> None:
+    """Writes a project and prints what to do next. A choice that is None is detected or asked for.
 
     Args:
         folder: the project's folder.
-        choices: model, data and reward.
         force: replace existing files.
+        model: folder or Hub id.
+        data: file, folder or Hub id of the rows.
+        reward: the user's reward function; if there is none, `init` writes one.
+        held_out: file with held-out rows.
+        prompt: column with the prompt.
+        answer: column with the answer.
 
     Raises:
         UserError: something is missing or unusable, or a file already exists. Nothing is written then.
@@ -75,13 +78,12 @@ def init(folder: Path, choices: ProjectChoices, force: bool) -> None:
     console = Terminal()
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file, not a project folder; name another one")
-    asks = _must_ask(choices)
-    model = _chosen("model", choices.model, asks, lambda name: _model(name, folder))
-    columns = choices.prompt, choices.answer
-    data = _chosen("data", choices.data, asks, lambda name: project_data(name, choices.held_out, *columns, folder))
-    reward = _chosen("reward", choices.reward, asks, lambda name: _reward(name or None, data, folder))
-    write(folder, dict(files_of(_context(folder, model, data, reward))), force, console)
-    next_steps(folder, data, "", console)
+    asks = _must_ask(model=model, data=data)
+    used = _chosen("model", model, asks, lambda name: _model(name, folder))
+    rows = _chosen("data", data, asks, lambda name: project_data(name, held_out, prompt, answer, folder))
+    function = _chosen("reward", reward, asks, lambda name: _reward(name or None, rows, folder))
+    write(folder, dict(files_of(_context(folder, used, rows, function))), force, console)
+    next_steps(folder, rows, "", console)
 
 
 def write(folder: Path, texts: Mapping[str, str], force: bool, console: Terminal) -> None:
@@ -100,13 +102,13 @@ def write(folder: Path, texts: Mapping[str, str], force: bool, console: Terminal
         console.print(f"{'replaced' if name in existing else 'wrote'} {folder / name}", soft_wrap=True)
 
 
-def _must_ask(choices: ProjectChoices) -> bool:
-    """True if model or data is missing, so that the user has to be asked.
+def _must_ask(**choices: str | None) -> bool:
+    """True if a choice is missing, so that the user has to be asked.
 
     Raises:
         UserError: there is no terminal to ask on.
     """
-    missing = [f"--{name}" for name in ("model", "data") if getattr(choices, name) is None]
+    missing = [f"--{name}" for name, choice in choices.items() if choice is None]
     if missing and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UserError(f"{' and '.join(missing)} missing; on a terminal, `rloo init` asks for what is not given")
     return bool(missing)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from helpers import MINI, ROOT, mini
 
-from rloo_pipeline.commands.init import ProjectChoices, init
+from rloo_pipeline.commands.init import init
 
 pytestmark = pytest.mark.slow
 
@@ -107,7 +107,7 @@ def test_what_a_new_project_lacks_gives_a_one_line_error(tmp_path, tiny_model, m
     monkeypatch.chdir(tmp_path)
     rows = "".join(json.dumps({"question": f"{n}+{n}", "answer": str(2 * n)}) + "\n" for n in range(9))
     Path("rows.jsonl").write_text(rows)
-    init(Path("project"), ProjectChoices(str(tiny_model), "rows.jsonl", None), force=False)
+    init(Path("project"), model=str(tiny_model), data="rows.jsonl")
     Path("project/data/eval.jsonl").unlink()
     outcome = forks.run("snakemake", ["--cores", "1"], ENVIRONMENT, Path("project").absolute())
     assert outcome.returncode == 1

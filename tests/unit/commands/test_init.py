@@ -17,7 +17,7 @@ from rloo_pipeline.before_run.data_trial import datasets, enough
 from rloo_pipeline.before_run.findings import RunInputs
 from rloo_pipeline.commands import init as module
 from rloo_pipeline.commands.check import check
-from rloo_pipeline.commands.init import ProjectChoices, init
+from rloo_pipeline.commands.init import init
 from rloo_pipeline.config.loading import ConfigArguments, load
 from rloo_pipeline.errors import UserError
 
@@ -25,20 +25,20 @@ ROWS = [{"question": f"{n}+{n}", "answer": f"{n}+{n}={2 * n}"} for n in range(1,
 
 
 @pytest.fixture
-def choices(tmp_path, tiny_model, monkeypatch) -> ProjectChoices:
+def choices(tmp_path, tiny_model, monkeypatch) -> dict[str, str]:
     """A model, and 20 rows in one file."""
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "mine.jsonl", ROWS)
-    return ProjectChoices(str(tiny_model), "mine.jsonl", None)
+    return {"model": str(tiny_model), "data": "mine.jsonl"}
 
 
 def write(file: Path, rows: list[dict]) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def new_project(folder: str, choices: ProjectChoices, force: bool = False) -> tuple[dict, str]:
+def new_project(folder: str, choices: dict, force: bool = False) -> tuple[dict, str]:
     """The configuration of a new project, and what is printed."""
-    output = printed(init, Path(folder), choices, force)
+    output = printed(init, Path(folder), force, **choices)
     return yaml.safe_load((Path(folder) / "config" / "config.yaml").read_text()), output
 
 
@@ -63,7 +63,7 @@ def test_check_passes_on_a_new_project_and_so_does_the_test_of_its_reward(choice
 def test_the_reward_takes_answers_in_words_and_gives_no_score_without_an_answer(choices, monkeypatch) -> None:
     answers = ["Yes", "No", None] * 4
     write(Path("words.jsonl"), [{"question": f"{n}?", "answer": answer} for n, answer in enumerate(answers)])
-    new_project("project", choices._replace(data="words.jsonl"))
+    new_project("project", {**choices, "data": "words.jsonl"})
     monkeypatch.chdir("project")
     test = [sys.executable, "test_rewards.py"]
     assert subprocess.run(test, capture_output=True, text=True, check=True).stdout == "passed\n"
@@ -73,13 +73,13 @@ def test_the_reward_takes_answers_in_words_and_gives_no_score_without_an_answer(
 def test_the_batch_is_of_the_prompts_that_are_left_after_duplicates_and_held_out_ones(choices, monkeypatch) -> None:
     write(Path("train.jsonl"), [*ROWS, *ROWS[:8], ROWS[0] | {"question": "1+1 " * 400}])
     write(Path("held.jsonl"), ROWS[-5:])
-    config, _ = new_project("project", choices._replace(data="train.jsonl", held_out="held.jsonl"))
+    config, _ = new_project("project", {**choices, "data": "train.jsonl", "held_out": "held.jsonl"})
     assert config["rollout"]["generation_batch_size"] == 8 * 15
     monkeypatch.chdir("project")
     settings = load(Path("config/config.yaml"))
     with ExitStack() as stack:
         inputs = RunInputs(settings, Path(), stack)
-        inputs.model = Policy(Path(choices.model))
+        inputs.model = Policy(Path(choices["model"]))
         results = [*datasets(inputs), *enough(inputs)]
     assert all(finding.ok for finding in results)
     assert "15 kept, dropped: 5 also in eval, 8 duplicates, 1 too long" in results[1].message
@@ -87,7 +87,7 @@ def test_the_batch_is_of_the_prompts_that_are_left_after_duplicates_and_held_out
 
 def test_rows_of_one_prompt_are_all_trained_or_all_held_out(choices) -> None:
     write(Path("twice.jsonl"), [{"Question": row["question"], "Answer": n} for n in range(3) for row in ROWS])
-    new_project("project", choices._replace(data="twice.jsonl"))
+    new_project("project", {**choices, "data": "twice.jsonl"})
     train, held_out = (
         [json.loads(line)["Question"] for line in Path("project", "data", name).read_text().splitlines()]
         for name in ("train.jsonl", "eval.jsonl")
@@ -114,7 +114,7 @@ SHAREGPT = [[{"from": {"user": "human"}.get(m["role"], "gpt"), "value": m["conte
 @pytest.mark.parametrize("held_out", [None, "rows.jsonl"])
 def test_rows_of_usual_forms_become_prompts_without_answers(rows, prompt, answer, held_out, choices) -> None:
     write(Path("rows.jsonl"), rows)
-    config, output = new_project("project", choices._replace(data="rows.jsonl", held_out=held_out))
+    config, output = new_project("project", {**choices, "data": "rows.jsonl", "held_out": held_out})
     expected = ({"user_prompt": "{prompt}"} if "input" in rows[0] else {"prompt_column": prompt}).items()
     assert config["dataset"].items() >= expected
     assert f"def right(completions, {answer}, " in Path("project/rewards.py").read_text()
@@ -134,13 +134,13 @@ def test_rows_that_only_look_like_such_forms_stay_as_they_are(choices) -> None:
         ({"messages": [{"role": "assistant", "content": "a"}], "label": "1"}, None),
     ):
         write(Path("rows.jsonl"), [row] * 4)
-        config, _ = new_project("project", choices._replace(data="rows.jsonl"), force=True)
+        config, _ = new_project("project", {**choices, "data": "rows.jsonl"}, force=True)
         assert config["dataset"].get("user_prompt") == prompt
         assert json.loads(Path("project/data/train.jsonl").read_text().splitlines()[0]) == row
 
 
 def test_what_is_not_given_is_asked_for_until_it_can_be_used(choices, monkeypatch) -> None:
-    answers = iter(["", "no model", choices.model, "missing.jsonl", " mine.jsonl ", ""])
+    answers = iter(["", "no model", choices["model"], "missing.jsonl", " mine.jsonl ", ""])
 
     def typed(question: str) -> str:
         try:
@@ -151,12 +151,12 @@ def test_what_is_not_given_is_asked_for_until_it_can_be_used(choices, monkeypatc
     monkeypatch.setattr("builtins.input", typed)
     terminal = SimpleNamespace(isatty=lambda: True)
     monkeypatch.setattr(module, "sys", SimpleNamespace(stdin=terminal, stdout=terminal))
-    config, asked = new_project("asked", ProjectChoices(None, None, None))
+    config, asked = new_project("asked", {})
     assert "--model no model: neither a folder" in asked
     assert "missing.jsonl: " in asked
     assert config == {**new_project("given", choices)[0], "run": "asked"}
     with pytest.raises(UserError, match="--data missing: the input ended"):
-        new_project("half", ProjectChoices(choices.model, None, None))
+        new_project("half", {"model": choices["model"]})
     assert not Path("half").exists()
 
 
@@ -169,7 +169,7 @@ def test_an_existing_file_is_replaced_only_with_force(choices) -> None:
     assert "replaced mine/rewards.py" in new_project("mine", choices, force=True)[1]
     assert "def right" in Path("mine/rewards.py").read_text()
     with pytest.raises(UserError, match=r"rewards\.py is a file, not a project folder"):
-        init(Path("mine/rewards.py"), choices, force=True)
+        init(Path("mine/rewards.py"), force=True, **choices)
 
 
 def test_a_reward_of_ones_own_columns_and_held_out_rows_are_named(choices, monkeypatch) -> None:
@@ -177,7 +177,7 @@ def test_a_reward_of_ones_own_columns_and_held_out_rows_are_named(choices, monke
     write(Path("held.jsonl"), [{"frage": "30+30", "wert": 2}])
     own_file = Path("own.py").resolve()
     own_file.write_text("async def mine(completions, wert):\n    return [0.0] * len(completions)\n")
-    own = choices._replace(data="rows.jsonl", held_out="held.jsonl", prompt="frage", reward="own.py:mine")
+    own = {**choices, "data": "rows.jsonl", "held_out": "held.jsonl", "prompt": "frage", "reward": "own.py:mine"}
     config, _ = new_project("project", own)
     assert config["rewards"] == [{"function": f"{Path('own.py').resolve()}:mine"}]
     assert config["dataset"]["eval"] == {"path": str(Path("held.jsonl").resolve())}
@@ -194,7 +194,7 @@ def test_a_reward_of_ones_own_columns_and_held_out_rows_are_named(choices, monke
 
 def test_a_column_name_may_be_no_python_identifier(choices, monkeypatch) -> None:
     write(Path("rows.jsonl"), [{"prompt": row["question"], "right one": row["answer"]} for row in ROWS])
-    new_project("project", choices._replace(data="rows.jsonl", answer="right one"))
+    new_project("project", {**choices, "data": "rows.jsonl", "answer": "right one"})
     monkeypatch.chdir("project")
     subprocess.run([sys.executable, "test_rewards.py"], capture_output=True, check=True)
 
@@ -210,7 +210,7 @@ def test_a_model_without_chat_template_continues_texts(choices, tmp_path) -> Non
     bare = tmp_path / "bare"
     bare.mkdir()
     (bare / "config.json").write_text(json.dumps({"max_position_embeddings": 100}))
-    config, _ = new_project("project", choices._replace(model="bare"))
+    config, _ = new_project("project", {**choices, "model": "bare"})
     assert config["dataset"]["prompt_column"] == "question"
     assert config["model"]["name_or_path"] == str(bare.resolve())
     assert config["rollout"]["max_completion_length"] + config["dataset"]["max_prompt_length"] <= 100
@@ -253,5 +253,5 @@ def test_what_is_missing_is_named_and_nothing_is_written(change, message, choice
     Path("saved/state.json").touch()
     Path("models/tiny/config.json").write_text("{")
     with pytest.raises(UserError, match=message):
-        new_project("project", choices._replace(**change))
+        new_project("project", choices | change)
     assert not Path("project").exists()
