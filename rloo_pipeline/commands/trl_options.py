@@ -83,6 +83,11 @@ class Translation:
             origin, note = (origin, f"{note}; {told}") if note else (f" ({told})", note)
         self.rows.append(ArgumentRow(option, shown(self.options.get(option)) + origin, here, note))
 
+    def _set(self, option: str, key: str, value: Any, note: str = "") -> None:
+        """Sets a key, and adds a row for the option that it comes from."""
+        self.keys[key] = value
+        self.add(option, key, note)
+
     def _drop_unused(self) -> None:
         """Leaves out options that have no effect on the loss or with the optimizer."""
         loss, unused = str(self.options.get("loss_type")), list[str]()
@@ -97,8 +102,7 @@ class Translation:
     def _same(self) -> None:
         for name, key in tables.KEYS.items():
             if name == "max_grad_norm" and not self.options.get(name, 1.0):  # off in transformers
-                self.add(name, key, f"{NO_CLIPPING:g}: no clipping")
-                self.keys[key] = NO_CLIPPING
+                self._set(name, key, NO_CLIPPING, f"{NO_CLIPPING:g}: no clipping")
             elif name in self.options:
                 self._one(name, key)
         for name, default in {"temperature": 1.0, "top_k": 0}.items():  # the same here, so no key is set
@@ -144,8 +148,6 @@ class Translation:
         self.steps = micro_steps // accumulated
         processes = 1 if total else known or group // math.gcd(batch, group)
         batch *= processes
-        self.keys["rollout.generation_batch_size"] = batch
-        self.keys["algorithm.steps_per_generation"] = self.steps
         more = "on 1 process; with N processes, "
         self.options["generation_batch_size"] = batch
         note = "of all processes" if total else f"{size} × {micro_steps} {more}times N"
@@ -154,14 +156,11 @@ class Translation:
             note = f"{size} × {micro_steps} × {processes} processes{'' if known else fewest}"
         if known:
             self.add("num_processes", "rollout.generation_batch_size", "they multiply the batch")
-        self.add("generation_batch_size", "rollout.generation_batch_size", note)
+        self._set("generation_batch_size", "rollout.generation_batch_size", batch, note)
         self.options["steps_per_generation"] = micro_steps
         note = f"{self.steps}, in optimizer steps: {micro_steps} micro-steps / {accumulated}"
-        self.add(
-            "steps_per_generation",
-            "algorithm.steps_per_generation",
-            note + f", {more}divided by N" * (total and not known),
-        )
+        note += f", {more}divided by N" * (total and not known)
+        self._set("steps_per_generation", "algorithm.steps_per_generation", self.steps, note)
 
     def _length(self) -> None:
         """Sets the number of rounds, from optimizer steps or epochs."""
@@ -171,15 +170,15 @@ class Translation:
         if steps > 0:
             self.read.add("num_train_epochs")
             rounds = math.ceil(steps / per_round)
-            self.add("max_steps", "rounds", f"{rounds}: {counted(steps, 'optimizer step')}, {per_round} a round")
+            note = f"{rounds}: {counted(steps, 'optimizer step')}, {per_round} a round"
+            self._set("max_steps", "rounds", rounds, note)
         else:
             rounds = 100
             note = f"100 for now; as in TRL: {epochs:g} × training prompts / {batch // prompts}"
             decays = str(self.options["lr_scheduler_type"]) not in ("constant", "constant_with_warmup")
             warms = self.options.get("warmup_ratio") or 0 < (self.options.get("warmup_steps") or 0) < 1
             keys = ["update.lr_horizon_rounds"] * decays + ["update.warmup_steps"] * bool(warms)
-            self.add("num_train_epochs", "rounds", f"{note}; {' and '.join(keys)} too" if keys else note)
-        self.keys["rounds"] = rounds
+            self._set("num_train_epochs", "rounds", rounds, f"{note}; {' and '.join(keys)} too" if keys else note)
         self.read.add("max_steps")
         if self.options.get("eval_strategy") == "steps":
             every = self.options.get("eval_steps") or self.options.get("logging_steps", 10)
@@ -191,13 +190,13 @@ class Translation:
         name, kwargs = str(self.options["lr_scheduler_type"]), self.options.get("lr_scheduler_kwargs") or {}
         if name == "cosine_with_min_lr" and isinstance(kwargs, dict) and len(kwargs) == 1:
             least = kwargs.get("min_lr_rate", kwargs.get("min_lr", 0) / self.options["learning_rate"])
-            self.keys["update.min_lr_ratio"] = least
-            self.add("lr_scheduler_kwargs", "update.min_lr_ratio", f"{least:g} of learning_rate")
+            self._set("lr_scheduler_kwargs", "update.min_lr_ratio", least, f"{least:g} of learning_rate")
         if schedule := tables.SCHEDULES.get(name):
-            self.keys["update.lr_scheduler_type"] = schedule
-            if decays := schedule != "constant":
+            decays = schedule != "constant"
+            note = "with update.lr_horizon_rounds" if decays else ""
+            self._set("lr_scheduler_type", "update.lr_scheduler_type", schedule, note)
+            if decays:
                 self.keys["update.lr_horizon_rounds"] = self.keys["rounds"]
-            self.add("lr_scheduler_type", "update.lr_scheduler_type", "with update.lr_horizon_rounds" if decays else "")
         warmup = self.options.get("warmup_steps") or 0
         ratio = self.options.get("warmup_ratio") or (warmup if 0 < warmup < 1 else 0)
         self.read |= {"warmup_steps", "warmup_ratio"}
@@ -206,16 +205,13 @@ class Translation:
         if steps and name == "constant":
             self.add(option, "no key", "lr_scheduler_type constant has no warm-up; constant_with_warmup has")
         elif steps:
-            self.keys["update.warmup_steps"] = steps
-            self.add(option, "update.warmup_steps", counted(steps, "optimizer step") if ratio else "")
+            self._set(option, "update.warmup_steps", steps, counted(steps, "optimizer step") if ratio else "")
         betas = [self.options.get("adam_beta1", 0.9), self.options.get("adam_beta2", 0.999)]
         for name in ("adam_beta1", "adam_beta2"):
             if name in self.given and name in self.options:
-                self.keys["update.adam_betas"] = betas
-                self.add(name, "update.adam_betas", "one key for both")
+                self._set(name, "update.adam_betas", betas, "one key for both")
         if optimizer := tables.OPTIMIZERS.get(str(self.options.get("optim"))):
-            self.keys["update.optimizer"] = optimizer
-            self.add("optim", "update.optimizer", optimizer)
+            self._set("optim", "update.optimizer", optimizer, optimizer)
 
     def _grpo(self) -> None:
         """Sets the keys of GRPO's loss to TRL's defaults. In TRL, truncated completions stay in the baseline."""
@@ -314,8 +310,7 @@ class Translation:
                 if tables.WITHOUT_KEY[name]:
                     self.add(name, tables.WITHOUT_KEY[name])
             elif name == "fp16" and value:
-                self.keys["model.dtype"] = "float16"
-                self.add(name, "model.dtype", "float16")
+                self._set(name, "model.dtype", "float16", "float16")
             elif value not in (None, False, tables.OFF.get(name, False)):
                 self.add(name, "")
 
