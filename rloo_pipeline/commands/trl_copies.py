@@ -87,10 +87,10 @@ def _closure(script: TrlScript, names: Iterable[tuple[str, int]]) -> list[ast.st
     while waiting:
         name, before = waiting.pop()
         for binding in script.bindings.get(name, ()):
-            statement = binding.statement
+            statement, line = binding.statement, binding.statement.lineno
             if binding.is_parameter or binding.function or script.is_parsed(binding.part):
                 continue  # its values are filled in where they are used
-            is_above = binding.value is None or (statement.lineno < before and not script.is_afterwards(statement))
+            is_above = binding.value is None or (line < before and line not in script.afterwards)
             if is_above and id(statement) not in chosen:
                 chosen[id(statement)] = statement
                 waiting += _names(statement, binding.value is None and len(script.text))

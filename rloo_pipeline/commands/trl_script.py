@@ -66,7 +66,12 @@ class TrlScript(ScriptValues):
             call for call in all_nodes(tree, ast.Call) if isinstance(call.func, ast.Name) and call.func.id in names
         ]
         super().__init__(path, tree, options, [self.trainer, *inside], makers)
-        self.makers = makers
+        calls = [call.lineno for call in all_nodes(tree, ast.Call) if name_of(call.func) == "train"]
+        trains = min((line for line in calls if line >= self.trainer.lineno), default=sys.maxsize)
+        of_makers = [(function.lineno, function.end_lineno or 0) for function in makers]
+        ends = [end for begin, end in of_makers if begin < trains <= end]
+        self.afterwards = range(trains + 1, (ends or [sys.maxsize])[-1] + 1)
+        """The lines below the one that trains, in the same function."""
         self.configs: list[ast.expr] = []
         """Expressions of the trainer's options, and of those that they are a copy of."""
         self.arguments = dict(zip(POSITIONAL, self.trainer.args, strict=False)) | self.keywords(self.trainer)
@@ -158,23 +163,8 @@ class TrlScript(ScriptValues):
             trains = names & about or "__name__" in names or any(node in self.calls for node in ast.walk(statement))
             trains = trains and not self._makes_another(statement)
             is_taken = statement.lineno in self.taken or isinstance(statement, kinds) or _only_shows(statement)
-            if not (is_taken or self.is_afterwards(statement) or (trains and not self._sets(statement))):
+            if not (is_taken or statement.lineno in self.afterwards or (trains and not self._sets(statement))):
                 yield statement
-
-    def is_afterwards(self, statement: ast.stmt) -> bool:
-        """True if a statement is below the one that trains, in the same function."""
-        trains = [
-            call.lineno
-            for call in all_nodes(self.tree, ast.Call)
-            if name_of(call.func) == "train" and call.lineno >= self.trainer.lineno
-        ]
-        inside = [
-            function
-            for function in self.makers
-            if function.lineno < min(trains, default=0) <= (function.end_lineno or 0)
-        ]
-        end = inside[-1].end_lineno if inside else None
-        return bool(trains) and min(trains) < statement.lineno <= (end or statement.lineno)
 
     def _makes_another(self, statement: ast.stmt) -> bool:
         """True if a statement makes another trainer, such as one that fine-tunes the model first."""
@@ -183,23 +173,13 @@ class TrlScript(ScriptValues):
 
     def _sets(self, statement: ast.stmt) -> bool:
         """True if a statement may set an option, adds a callback, or changes the trainer after it was made."""
-        args = [*map(ast.unparse, self.configs)]
-        parts = [*ast.walk(statement)]
-        made = not any(part in self.calls for part in parts)
-        for call in filter(None, map(self._given_to, parts)):
+        for call in filter(None, map(self._given_to, ast.walk(statement))):
             function = self.function_of(call)  # None for the function of a module
             if function is None or (_sets_attributes(function) and function.name not in self.followed):
                 return True
-        return any(
-            (
-                isinstance(part, ast.Attribute)
-                and isinstance(part.ctx, ast.Store)
-                and (made or ast.unparse(part.value) in args)
-            )
-            or (isinstance(part, ast.Call) and name_of(part.func) in ("add_callback", "setattr"))
-            or _sets_entries(part)
-            for part in parts
-        )
+        makes = any(part in self.calls for part in ast.walk(statement))
+        adds = any(name_of(call.func) == "add_callback" for call in all_nodes(statement, ast.Call))
+        return adds or _sets_attributes(statement, [*map(ast.unparse, self.configs)] if makes else None)
 
     def _is_training(self, value: ast.expr | None) -> bool:
         """True if a value is a trainer, its options, or an argument parser."""

@@ -25,10 +25,10 @@ def gpu(monkeypatch):
 
 def measured(tmp_path, *arguments: str, **environment: str) -> dict[str, dict]:
     output = tmp_path / "gpu.json"
-    options = ["--device", "cpu", "--dtype", "float32", "--sizes", "tiny", "--output", str(output)]
+    options = ["--device", "cpu", "--dtype", "float32", "--size", "tiny", "--output", str(output)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     succeeded(forks.run(SCRIPT, [*options, "--prompts", "2", "--steps", "2", *arguments], environment))
-    return json.loads(output.read_text())["tiny"]
+    return json.loads(output.read_text())
 
 
 def test_the_flops_of_a_step_are_those_that_torch_counts(gpu) -> None:

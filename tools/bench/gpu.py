@@ -1,6 +1,6 @@
-"""An optimizer step on a GPU: tokens/s, model FLOPs utilisation and peak memory of ours and of TRL's, model by model.
+"""An optimizer step on a GPU: tokens/s, model FLOPs utilisation and peak memory of ours and of TRL's.
 
-    gpu.py [--device cuda|cpu] [--sizes 0.5B 1.5B 7B] [--sides plain fast deepspeed trl] [--steps 3] [--output FILE]
+    gpu.py [--device cuda|cpu] [--size 1.5B] [--sides plain fast deepspeed trl] [--steps 3] --output FILE
 
 Sides, each in a process of its own, on the same random weights, prompts and completions:
 
@@ -300,30 +300,23 @@ def measured(task: Task, side: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measures each side of each size and writes the figures, and why a side was left out."""
+    """Measures each side and writes the figures, and why a side was left out."""
     arguments = _parse_arguments()
-    if arguments.task:
-        values: list[Any] = [tuple(value) if isinstance(value, list) else value for value in json.loads(arguments.task)]
-        task = Task(*values)
+    tokens = ((8, 16), (4, 24)) if arguments.size == "tiny" else ((100, 200), (100, 500))
+    of_task = arguments.device, arguments.dtype, arguments.prompts, *tokens, arguments.micro, arguments.steps
+    task, figures = Task(arguments.size, *of_task), dict[str, Any]()
+    if arguments.measure:
         print(json.dumps(measured(task, arguments.sides[0])), flush=True)
         return
-    figures: dict[str, dict[str, Any]] = {}
-    for size in arguments.sizes:
-        tokens = ((8, 16), (4, 24)) if size == "tiny" else ((100, 200), (100, 500))
-        task = Task(
-            size, arguments.device, arguments.dtype, arguments.prompts, *tokens, arguments.micro, arguments.steps
-        )
-        for side in arguments.sides:
-            figures.setdefault(size, {})[side] = row = _row(task, side)
-            print(f"{size} {side}: " + json.dumps(row), flush=True)
-        _compare(figures[size])
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    for side in arguments.sides:
+        figures[side] = _row(side)
+        print(f"{arguments.size} {side}: " + json.dumps(figures[side]), flush=True)
     arguments.output.write_text(json.dumps(figures, indent=2) + "\n")
 
 
-def _row(task: Task, side: str) -> dict[str, Any]:
+def _row(side: str) -> dict[str, Any]:
     """A side's numbers, or why it is left out. It sees one GPU, since transformers' Trainer would take all."""
-    command = [sys.executable, __file__, "--sides", side, "--task", json.dumps(task)]
+    command = [sys.executable, __file__, *sys.argv[1:], "--sides", side, "--measure"]
     one = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]}
     outcome = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **one})
     if outcome.returncode == 0:
@@ -341,26 +334,17 @@ def cause(output: str, code: int) -> str:
     return [f"ended with {code}", *lines[-1:], *raised[-1:]][-1]
 
 
-def _compare(rows: dict[str, Any]) -> None:
-    """Adds the ratios of our figures to TRL's where both were measured."""
-    trl = rows.get("trl", {})
-    for side in ("plain", "fast", "deepspeed"):
-        if "tokens_per_s" in trl and "tokens_per_s" in rows.get(side, {}):
-            rows[side]["tokens_per_s_vs_trl"] = rows[side]["tokens_per_s"]["value"] / trl["tokens_per_s"]["value"]
-            rows[side]["peak_memory_vs_trl"] = rows[side]["peak_memory_gb"] / trl["peak_memory_gb"]
-
-
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=["0.5B", "1.5B", "7B"])
+    parser.add_argument("--size", choices=list(SIZES), default="1.5B")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=["plain", "deepspeed", "trl"])
     parser.add_argument("--prompts", type=int, default=8, help="of a step; each has 4 completions")
     parser.add_argument("--micro", type=int, default=4, help="sequences that go through the model at once")
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--output", type=Path, default=Path("results/bench/gpu.json"))
-    parser.add_argument("--task", help=argparse.SUPPRESS)
+    parser.add_argument("--output", type=Path, default=Path("gpu.json"))
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

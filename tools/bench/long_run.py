@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import threading
 import time
 from bisect import bisect
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,8 +31,9 @@ def long_run(_: int, folder: Path, __: argparse.Namespace) -> dict[str, list[flo
     empty = whole.empty_rloo(folder / "bin")
     changes = ("run=bench", f"rounds={ROUNDS}", "workers=never", "evaluation={each_round: 0}")
     project = whole.Project(folder / "project", "bench", "--config", *changes).start(empty)
-    with _looking() as looks:
+    with whole.watching(_look) as found:
         project.rounds(ROUNDS, empty)
+    looks = [look for look in found if look is not None]
     times = [look.time for look in looks]
 
     def after(round_: int) -> Look:
@@ -50,22 +49,10 @@ def long_run(_: int, folder: Path, __: argparse.Namespace) -> dict[str, list[flo
     }
 
 
-@contextmanager
-def _looking() -> Iterator[list[Look]]:
-    """Looks ten times a second at the process that the block starts."""
-    looks, ended = list[Look](), threading.Event()
-
-    def look() -> None:
-        while not ended.wait(0.1):
-            for child in psutil.Process().children():
-                with suppress(psutil.NoSuchProcess):  # it has just ended
-                    used = child.cpu_times()
-                    looks.append(Look(time.time(), used.user + used.system, child.memory_info().rss))
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        yield looks
-    finally:
-        ended.set()
-        thread.join()
+def _look() -> Look | None:
+    """Looks at the process that this one has started."""
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            used = child.cpu_times()
+            return Look(time.time(), used.user + used.system, child.memory_info().rss)
+    return None

@@ -192,24 +192,6 @@ def plan(repeats: int, _: Path, __: argparse.Namespace) -> Numbers:
     return figures
 
 
-def gpu(repeats: int, _: Path, __: argparse.Namespace) -> Numbers:
-    """Our optimizer step on a GPU against TRL's, and the share of the GPU's FLOPs that it makes use of."""
-    program = "import torch; raise SystemExit(not torch.cuda.is_available())"
-    if subprocess.run([sys.executable, "-c", program], check=False).returncode:
-        print("bench: gpu: left out, since PyTorch sees none here", file=sys.stderr, flush=True)
-        return {}
-    output = RESULT.with_name("gpu.json")
-    script = str(Path(__file__).with_name("gpu.py"))
-    subprocess.run([sys.executable, script, "--steps", str(repeats), "--output", str(output)], check=True)
-    figures: dict[str, list[float]] = {}
-    for size, rows in json.loads(output.read_text()).items():
-        for side, row in rows.items():
-            for name in ("tokens_per_s_vs_trl", "peak_memory_vs_trl", "model_flops_utilisation"):
-                if name in row:
-                    figures[f"gpu_{size}_{side}_{name}"] = [row[name]]
-    return figures
-
-
 PARTS: Mapping[str, Callable[[int, Path, argparse.Namespace], Numbers]] = {
     "update": update,
     "rollout": rollout,
@@ -227,7 +209,6 @@ PARTS: Mapping[str, Callable[[int, Path, argparse.Namespace], Numbers]] = {
     "data_parallel": data_parallel.data_parallel,
     "scoring": scoring.scoring,
     "split": split.split,
-    "gpu": gpu,
 }
 
 

@@ -16,15 +16,18 @@ import resource
 import shutil
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import psutil
 
+T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
 BIN = os.path.dirname(os.path.abspath(sys.executable))  # noqa: PTH100, PTH120 - as it is called, ..s gone
 PARTS = (
@@ -219,6 +222,24 @@ def run_measured(command: list[str], folder: Path, environment: Mapping[str, str
         if code:
             raise SystemExit(f"{' '.join(command)}: {errors.read()[-3000:]}")
         return Measured(seconds, _cpu_seconds() - before, stdout.read())
+
+
+@contextmanager
+def watching(look: Callable[[], T]) -> Iterator[list[T]]:
+    """Calls a function ten times a second, and fills a list with what it returns."""
+    found, ended = list[T](), threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.1):
+            found.append(look())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield found
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _adopt_orphans() -> None:

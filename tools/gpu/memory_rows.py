@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import machine
+import whole
 from rows import Figures, RowError
 
 from rloo_pipeline.artifacts.policy import Policy
@@ -64,23 +66,10 @@ def _one(cases: Any, folder: Path, size: str, device: str) -> tuple[float, float
 
 def _peak_on_gpu(arguments: tuple[object, ...]) -> float:
     """Bytes that a stage takes on the card at most, beyond what was taken before; read ten times a second."""
-    import sys
-    import threading
-
-    peak, done = [0.0], threading.Event()
-
-    def watch() -> None:
-        while not done.wait(0.1):
-            peak[0] = max(peak[0], _taken())
-
-    before, watcher = _taken(), threading.Thread(target=watch)
-    watcher.start()
-    try:
+    before = _taken()
+    with whole.watching(_taken) as taken:
         machine.command([sys.executable, "-m", "rloo_pipeline", *arguments])
-    finally:
-        done.set()
-        watcher.join()
-    return peak[0] - before
+    return max(taken) - before
 
 
 def _taken() -> float:

@@ -88,9 +88,9 @@ def step(
         raise NotHereError("torch.compile needs g++")
     on_cpu = ["--device", "cpu", "--dtype", "float32", "--steps", "1"] if size == "tiny" else []
     counts = counts or ([4, 4] if size == "tiny" else [PROMPTS, MICRO])
-    call = [sys.executable, SCRIPT, "--sizes", size, "--sides", *sides, "--output", folder / "step.json", *on_cpu]
+    call = [sys.executable, SCRIPT, "--size", size, "--sides", *sides, "--output", folder / "step.json", *on_cpu]
     machine.command([*call, "--prompts", counts[0], "--micro", counts[1]], folder)
-    rows, figures, left_out = json.loads((folder / "step.json").read_text())[size], Figures(), []
+    rows, figures, left_out = json.loads((folder / "step.json").read_text()), Figures(), []
     for side, row in rows.items():
         if "left_out" in row:
             left_out.append(f"{side} was left out: {row['left_out']}")
