@@ -16,27 +16,17 @@ from rows import Figures
 
 from rloo_pipeline.config.section import merge
 
-CONFIGURATION = Path(__file__).with_name("round.yaml")
+CONFIGURATION, TINY = (Path(__file__).with_name(f"{name}.yaml") for name in ("round", "round-tiny"))
 MOVED = r"moved [\d.]+ GB \w+ host memory in [\d.]+ s"
 """How the log says that an engine left its GPU or came back."""
 MICRO = 8
 """Completions of TRL's micro-batch."""
-TINY: dict[str, Any] = {
-    "rounds": 2,
-    "model": {
-        "dtype": "float32",
-        "build_options": {
-            "vocabulary": 512, "context": 256, "hidden_size": 32, "layers": 2, "heads": 2, "key_value_heads": 1,
-            "intermediate_size": 64, "head_dim": 32, "initializer_range": 0.3,
-        },
-    },
-    "dataset": {
-        part: {"options": {"size": 16, "shortest": 4, "longest": 8, "vocabulary": 512}} for part in ("train", "eval")
-    } | {"max_prompt_length": 32},
-        "rollout": {"num_generations": 4, "generation_batch_size": 16, "max_completion_length": 16},
-    "vllm": {"threads": 1},
-    "deepspeed": {"threads": 1},
-}  # fmt: skip
+
+
+def configuration(tiny: bool) -> dict[str, Any]:
+    """The configuration of the round; with `tiny`, of a tiny model and short rounds."""
+    config = yaml.safe_load(CONFIGURATION.read_text())
+    return merge(config, yaml.safe_load(TINY.read_text())) if tiny else config
 
 
 def against_trl(folder: Path, tiny: bool = False) -> Figures:
@@ -46,8 +36,7 @@ def against_trl(folder: Path, tiny: bool = False) -> Figures:
         folder: an empty folder for the row's files.
         tiny: use a tiny model and short rounds. TRL is then only planned, since its vLLM needs a GPU.
     """
-    config = yaml.safe_load(CONFIGURATION.read_text())
-    config = merge(config, TINY) if tiny else config
+    config = configuration(tiny)
     project = whole.Project(folder / "ours", config["run"], "--configfile", "round.yaml")
     (project.folder / "round.yaml").write_text(yaml.safe_dump(config))
     rounds = config["rounds"]

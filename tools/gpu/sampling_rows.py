@@ -14,15 +14,6 @@ from typing import Any
 import machine
 from rows import Figures, RowError
 
-LARGE: dict[str, Any] = {
-    "vocabulary": 151_936, "hidden_size": 2048, "layers": 28, "heads": 16, "key_value_heads": 8, "head_dim": 128,
-    "intermediate_size": 6144, "initializer_range": 0.02,
-}  # fmt: skip
-"""The model of round.yaml, 1.7 billion weights."""
-SMALL: dict[str, Any] = {
-    "vocabulary": 512, "hidden_size": 64, "layers": 2, "heads": 2, "key_value_heads": 1, "head_dim": 32,
-    "intermediate_size": 128, "initializer_range": 0.3,
-}  # fmt: skip
 CONTEXT = 2048
 REQUESTS, TOKENS = (512, 1024), (16, 8)
 """Number and length of completions, large and tiny: pairs of (requests, tokens)."""
@@ -38,10 +29,11 @@ def bare(folder: Path, invariant: bool = False, tiny: bool = False) -> Figures:
         invariant: use kernels that give the same sums for every batch. All tokens must then be equal.
         tiny: use a tiny model and few requests.
     """
+    import round_rows
     from task import words_qwen3
 
-    shape = SMALL if tiny else LARGE
-    words_qwen3(folder / "model", 0, context=CONTEXT, **shape)
+    shape = round_rows.configuration(tiny)["model"]["build_options"]
+    words_qwen3(folder / "model", 0, **{**shape, "context": CONTEXT})
     variables = {"VLLM_CACHE_ROOT": str(folder / "cache"), "TRITON_CACHE_DIR": str(folder / "triton")}
     variables |= {"VLLM_BATCH_INVARIANT": "1"} if invariant else {}
     call = [sys.executable, __file__, folder / "model", *(REQUESTS if not tiny else TOKENS)]
