@@ -94,7 +94,7 @@ class Soak:
                 break
         self.finished += 1
         for path in leftovers(project, self.folder / "tmp"):
-            if path.name.startswith("snakemake") and path.is_dir() and not any(path.iterdir()):
+            if is_unread(path):
                 path.rmdir()
                 self.unread += 1
             else:
@@ -205,6 +205,11 @@ def leftovers(project: Path, temporary: Path) -> list[Path]:
     hidden = [path for path in (project / "results").rglob(".*") if path.name not in (".snakemake_timestamp", ".fence")]
     tokens = (project / "results").glob("*/.fence/*")
     return [*temporary.iterdir(), *hidden, *tokens, *(project / ".snakemake" / "locks").glob("*")]
+
+
+def is_unread(path: Path) -> bool:
+    """True for the folder of a Snakemake that was killed before it had read the Snakefile."""
+    return path.name.startswith("snakemake") and path.is_dir() and not any(path.iterdir())
 
 
 def digests(project: Path) -> Mapping[str, str]:

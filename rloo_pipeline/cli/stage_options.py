@@ -3,7 +3,7 @@
 import argparse
 import ast
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,25 +25,18 @@ EXPLAINED = re.compile(r"^ {4}(\w+(?:, \w+)*): (.+(?:\n {8}.+)*)", re.MULTILINE)
 """A parameter, or several, in the section `Args` of a docstring."""
 
 
-def stage(
-    name: str,
-    about: str,
-    *options: Option,
-    run: Callable[[Config, argparse.Namespace], None] | None = None,
-) -> Command:
-    """Makes a stage command. Its function gets the sections of the configuration that the stage may read. Its engine in
-    the table of stages decides which threads, GPUs and ranks it has.
+def stage(name: str, about: str, *options: Option) -> Command:
+    """Makes a stage command. It calls the function of the same name in `stages/` with the sections of the configuration
+    that the stage may read, and with the options that the function takes as keyword arguments. Its engine in the table
+    of stages decides which threads, GPUs and ranks it has.
 
     Args:
         name: name of the stage.
         about: one sentence for the help.
-        options: options that the signature of its function does not give, or that replace those that it gives; with
-            `run`, all but `--config` and `--output`.
-        run: imports and calls the stage's function. By default, calls the function of the same name in `stages/` with
-            the configuration and the options that it takes as keyword arguments.
+        options: options that the signature of its function does not give, or that replace those that it gives.
     """
     function = name.replace("-", "_")
-    given = {one.name: one for one in ([OUTPUT] if run else options_of(name))}
+    given = {one.name: one for one in options_of(name)}
     all_options = given | {one.name: one for one in options}
     taken = [all_options[name] for name in given]
 
@@ -58,10 +51,7 @@ def stage(
             facts = lineage.decided(config, name, getattr(arguments, "only", None)) | card_facts(config, name)
             with tables.common_facts(**facts):
                 config = with_reward_model(config, getattr(arguments, "reward_model", None))
-                if run is not None:
-                    run(config, arguments)
-                else:
-                    call(f"rloo_pipeline.stages.{function}:{function}", taken, arguments, config)
+                call(f"rloo_pipeline.stages.{function}:{function}", taken, arguments, config)
         except RefusedPolicyError:
             from rloo_pipeline.stages.report_so_far import write_page
 

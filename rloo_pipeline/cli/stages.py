@@ -1,6 +1,4 @@
-"""The stages as commands; those with `run` call their function in a way of their own. The rules in workflow/rules/ call
-them.
-"""
+"""The stages as commands; some call their function in a way of their own. The rules in workflow/rules/ call them."""
 
 from __future__ import annotations
 
@@ -96,10 +94,10 @@ def _prove_chosen(arguments: argparse.Namespace) -> None:
         prove_chosen(config, chosen, arguments.completions, arguments.output)
 
 
-def _report(config: Config, arguments: argparse.Namespace) -> None:
+def _report(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.report import report, tables_of
 
-    run = run_folder(arguments)
+    config, run = stage_config(arguments, "report"), run_folder(arguments)
     rounds, evaluations = tables_of(config, run)
     # with --rerun-triggers, keys may have changed between rounds, but evaluations must be comparable
     lineage.require_configured(whole_config(arguments), [*rounds[-1:], *evaluations])
@@ -182,5 +180,5 @@ COMMANDS = (
     ),
     stage("stage-harness", "Fetch the data of lm-eval's tasks; may use the network."),
     stage("harness", "Run lm-eval's tasks on a policy."),
-    stage("report", "Write summary.json and report.html of a run.", SUMMARY, run=_report),
+    command("report", _report, "Write summary.json and report.html of a run.", CONFIG, OUTPUT, SUMMARY),
 )

@@ -108,7 +108,7 @@ def resume(folder: Path, reproducible: bool = False, on_cpu: bool = False) -> Fi
     for stage in ("rollout", "update"):
         _kill(place, stage, variables)
     _snakemake(place, **variables)
-    left = [path for path in soak.leftovers(place, Path(scratch)) if not _is_empty_of_snakemake(path)]
+    left = [path for path in soak.leftovers(place, Path(scratch)) if not soak.is_unread(path)]
     if left:
         raise RowError(f"left over after the run: {', '.join(map(str, left))}")
     shutil.rmtree(scratch)
@@ -198,11 +198,6 @@ def _end(place: Path, run: subprocess.Popen[bytes]) -> None:
         for process in alive:
             process.kill()
         time.sleep(0.1)
-
-
-def _is_empty_of_snakemake(path: Path) -> bool:
-    """True for the folder of a Snakemake that was killed before it had read the Snakefile."""
-    return path.name.startswith("snakemake") and path.is_dir() and not any(path.iterdir())
 
 
 def _model_that_scores(folder: Path) -> dict[str, Any]:
