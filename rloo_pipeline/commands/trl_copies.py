@@ -63,15 +63,10 @@ def data(script: TrlScript, train: ast.expr, held_out: ast.expr | None) -> str:
     text = _module(script, "Data", above)
     if held_out is None:
         text = text.replace('"""\n\n', '"""\n\nimport random\n', 1)
-    bodies = {
-        name: "\n".join(
-            [
-                *(_source(script, statement) for statement in loading[name]),
-                f"return list(map(dict, {_source(script, expression)}))",
-            ]
-        )
-        for name, expression in parts.items()
-    }
+    bodies: dict[str, str] = {}
+    for name, expression in parts.items():
+        lines = [_source(script, statement) for statement in loading[name]]
+        bodies[name] = "\n".join([*lines, f"return list(map(dict, {_source(script, expression)}))"])
     templates = templates_of("rloo_pipeline.commands", keep_trailing_newline=True)
     return templates.get_template("trl_data.py.j2").render(above=text, functions=bodies)
 

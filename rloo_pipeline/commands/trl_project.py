@@ -128,9 +128,8 @@ class TrlProject(TrlModel):
 
     def _dataset(self) -> JSON:
         """Builds the section `dataset`."""
-        arguments = self.script.arguments
-        train, held_out = arguments.get("train_dataset"), arguments.get("eval_dataset")
-        train, held_out = self.script.passed(train), self.script.passed(held_out)
+        names = ("train_dataset", "eval_dataset")
+        train, held_out = (self.script.passed(self.script.arguments.get(name)) for name in names)
         if train is None:
             problem = "the trainer has no train_dataset, and prompts are needed here"
             raise UserError(self.script.at(self.script.trainer, problem))

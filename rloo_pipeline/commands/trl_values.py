@@ -106,10 +106,8 @@ class ScriptValues(ScriptNames):
         target = self.resolved(node)
         if not isinstance(target, ast.IfExp):
             return target
-        try:
-            return self.chosen(target.body if self.value(target.test) else target.orelse)
-        except UnknownValueError:
-            return target
+        holds = self.holds(target.test)
+        return target if holds is None else self.chosen(target.body if holds else target.orelse)
 
     def holds(self, condition: ast.expr) -> bool | None:
         """True if a condition holds; None if the script does not show it."""

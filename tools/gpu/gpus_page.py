@@ -41,7 +41,7 @@ def outcome_text(outcome: Record) -> str:
     """An outcome in words: result, seconds and reason."""
     seconds = f" in {outcome['seconds']:.0f} s" if "seconds" in outcome else ""
     why = f": {outcome['why']}" if outcome.get("why") else ""
-    figures = "; ".join(_figure(name, value) for name, value in outcome.get("figures", {}).items())
+    figures = _figures(outcome)
     return f"{outcome['outcome']}{seconds}{why}" + (f" ({figures})" if figures else "")
 
 
@@ -77,7 +77,7 @@ def section(record: Record) -> str:
 
 
 def _line(name: str, shows: str, outcome: Record) -> str:
-    figures = "; ".join(_figure(key, value) for key, value in outcome.get("figures", {}).items())
+    figures = _figures(outcome)
     note = f". {outcome['note']}" if outcome.get("note") and figures else outcome.get("note", "")
     result = outcome["outcome"] if outcome["outcome"] == "passed" else f"**failed**: {outcome['why']}"
     seconds = f"{outcome['seconds']:.0f}" if "seconds" in outcome else ""
@@ -88,10 +88,11 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ").strip()
 
 
-def _figure(name: str, value: float | str) -> str:
-    if isinstance(value, str):
-        return f"{name}: {value}"
-    return f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value:,.4g}"
+def _figures(outcome: Record) -> str:
+    """The figures of an outcome, with their names."""
+    forms = {str: "", int: ",", float: ",.4g"}
+    figures = outcome.get("figures", {})
+    return "; ".join(f"{name}: {format(value, forms[type(value)])}" for name, value in figures.items())
 
 
 def records() -> Iterator[Record]:
