@@ -141,11 +141,8 @@ class TrlModel:
         if call is None or (isinstance(call, ast.Constant) and call.value is None):
             return None
         if isinstance(call, ast.Call) and name_of(call.func) == "get_peft_config":
-            made = (
-                {key: self._value(node) for key, node in self.script.settings(call.args[0]).items()}
-                if call.args
-                else {}
-            )
+            given = self.script.settings(call.args[0]) if call.args else {}
+            made = {key: self._value(node) for key, node in given.items()}
             values = {**tables.OF_MODEL, **self.script.options, **made}
             if not values["use_peft"]:
                 return None

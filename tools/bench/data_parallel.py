@@ -10,6 +10,7 @@ import argparse
 import json
 import random
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,19 +43,15 @@ def measure(model: Path, repeats: int) -> dict[str, list[float]]:
     settings = (Policy(model), EngineSettings("float32", 0.9, 1, 1), 512, 0)
     one, two = (ParallelSampler(*settings, count) for count in (1, 2))
     _pin()
-    names = ("data_parallel_time_vs_one", "data_parallel_idle_share", "data_parallel_idle_share_in_turns")
-    figures: dict[str, list[float]] = {name: [] for name in names}
+    figures = defaultdict[str, list[float]](list)
     for number in range(repeats):
         known, unknown = (list(_requests(number, with_expected)) for with_expected in (True, False))
-        for sampler, requests in ((one, known), (two, known), (two, unknown)):
-            sampler.sample(requests, "completions")
-            if sampler is one:
-                alone = one.seconds
-            else:
-                idle = 1 - min(two.engine_seconds) / two.seconds
-                figures[names[1] if requests is known else names[2]].append(idle)
-                if requests is known:
-                    figures[names[0]].append(alone / two.seconds)
+        one.sample(known, "completions")
+        for requests, name in ((known, ""), (unknown, "_in_turns")):
+            two.sample(requests, "completions")
+            figures[f"data_parallel_idle_share{name}"].append(1 - min(two.engine_seconds) / two.seconds)
+            if requests is known:
+                figures["data_parallel_time_vs_one"].append(one.seconds / two.seconds)
     return figures
 
 
