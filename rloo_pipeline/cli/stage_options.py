@@ -163,7 +163,7 @@ OUTPUT = path("output", "file or folder to write")
 REWARD_MODEL = option("--reward-model", type=Path, nargs="?", help="checks.json of the run's own reward model")
 INPUTS = (
     *("assets", "prompts", "policy", "sampler", "start", "trainer", "rollouts", "scores", "reference", "teacher"),
-    *("before", "after", "parts", "difficulty", "pass_rates", "earlier", "probed", "completions"),
+    *("before", "after", "parts", "difficulty", "pass_rates", "earlier", "probe", "completions"),
 )
 """Arguments of stages that name input files of the run."""
 

@@ -116,11 +116,7 @@ COMMANDS = (
     stage("warmstart", "Make policy 0: the model itself, or the model after SFT on demonstrations."),
     stage("reward-model", "Train a reward model from preferences."),
     stage("probe", "Sample and score probe prompts with policy 0.", REWARD_MODEL),
-    stage(
-        "checks",
-        "Check policy 0 by its probe completions; fails if RLOO could not learn from them.",
-        path("probe", "table that probe wrote", dest="probed", metavar="PROBE"),
-    ),
+    stage("checks", "Check policy 0 by its probe completions; fails if RLOO could not learn from them."),
     stage("difficulty", "Measure how often policy 0 solves each training prompt of one shard.", REWARD_MODEL),
     # in a round
     stage("rollout", "Sample one shard of a round with vLLM."),

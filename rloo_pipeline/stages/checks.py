@@ -46,7 +46,7 @@ def checks(
     assets: Path,
     prompts: Path,
     policy: Policy,
-    probed: Path,
+    probe: Path,
     output: Path,
     reward_model: Path | None = None,
 ) -> None:
@@ -57,7 +57,7 @@ def checks(
         assets: folder that `stage-assets` wrote, for the demonstrations.
         prompts: folder that the stage `prompts` wrote.
         policy: policy 0.
-        probed: the probe of the policy.
+        probe: table that probe wrote.
         output: checks.json.
         reward_model: checks.json of the run's own reward model, if it has one.
 
@@ -65,7 +65,7 @@ def checks(
         RefusedPolicyError: a check fails and is not accepted.
     """
     reproducible.use_torch(config.deepspeed.threads, config.reproducible)
-    table = tables.read(probed, "probe", policy=policy.digest)
+    table = tables.read(probe, "probe", policy=policy.digest)
     preferences = None if reward_model is None else read_artifact(reward_model)
     evidence = gather(config, assets, prompts, policy, table, preferences)
     if not ranks.current().first:

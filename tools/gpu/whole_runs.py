@@ -24,6 +24,7 @@ from rloo_pipeline.config.section import merge
 
 ROOT = machine.ROOT
 MINI = ROOT / ".test" / "config" / "config.yaml"
+CALL = (sys.executable, "-m", "snakemake", "--cores", "all", "--configfile", "gpu-row.yaml")
 OLD_LOGPS = {"old_logps": "trainer"}
 """In 16 bits sampler and trainer differ by rounding."""
 STARTED = " ranks started in "
@@ -137,12 +138,8 @@ def _project(folder: Path, config: Mapping[str, Any]) -> Path:
     return place
 
 
-def _call() -> list[str]:
-    return [sys.executable, "-m", "snakemake", "--cores", "all", "--configfile", "gpu-row.yaml"]
-
-
 def _snakemake(place: Path, *options: str, **variables: str) -> str:
-    return machine.command([*_call(), *options], place, **variables)
+    return machine.command([*CALL, *options], place, **variables)
 
 
 def _run(folder: Path, config: Mapping[str, Any], dry: bool, *options: str, **variables: str) -> Figures:
@@ -176,7 +173,7 @@ def _kill(place: Path, stage: str, variables: Mapping[str, str]) -> None:
     environment = machine.environment(**{**variables, soak.MARK: str(place)})
     with (place / "killed.log").open("ab") as log:
         run = subprocess.Popen(
-            _call(), cwd=place, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            CALL, cwd=place, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             start_new_session=True,
         )  # fmt: skip
     deadline = time.monotonic() + PATIENCE
