@@ -38,19 +38,16 @@ def plan(runs: RunSet, gpu: str | None, wait: float | None = None, gpus: int | N
     """
     if gpus is not None and wait is not None:
         raise UserError("--profile: the queue is estimated for one layout, but --gpus compares several; leave one out")
-    if gpus is not None and runs.experiment is None:
+    if runs.experiment is None and gpus is not None:
         shape, dtype = model_inputs.shape(runs.first), runs.first.model.dtype
         plan_gpus(runs.first, shape, card_here(gpu or DEFAULT_CARD, dtype), gpus)
         return
     if runs.experiment is None:
         plan_run(runs.first, gpu, wait)
         return
-    if gpus is not None:
-        raise UserError(
-            f"--gpus plans a single run, but {runs.name} is an experiment; pass the configuration of its base"
-        )
-    if wait is not None:
-        raise UserError(f"--profile: the queue is that of one run, but {runs.name} is an experiment; leave it out")
+    if option := "--gpus" if gpus is not None else "--profile" if wait is not None else None:
+        advice = "pass the configuration of its base"
+        raise UserError(f"{option} plans a single run, but {runs.name} is an experiment; {advice}")
     console = Terminal()
     dtypes = {config.model.dtype for config in runs.configs.values()}
     card = card_here(gpu, "bfloat16" if "bfloat16" in dtypes else "float32") if gpu else None

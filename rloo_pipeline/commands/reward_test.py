@@ -68,7 +68,11 @@ def reward_test(reward: Reward, data: Path, completions: Path | None, workers: i
     console = Terminal(width=None if Terminal().is_terminal else 120)
     console.print(_summary(reward, scored, samples, seconds, workers))
     failed = [row for row, error in enumerate(scored.errors) if error]
-    _print_details(console, batch, scored, failed)
+    if len(scores := _finite(scored)):
+        console.print(_histogram(scores))
+    by_time = sorted(range(len(scored.scores)), key=lambda row: -scored.seconds[row])
+    _print_rows(console, "slowest rows", by_time, batch, scored)
+    _print_rows(console, "failed rows", failed, batch, scored)
     _print_golds(console, reward, rows)
     if failed:
         raise UserError(
@@ -81,14 +85,6 @@ def _first_row_twice(batch: RewardBatch) -> RewardBatch:
     ids = batch.completion_ids and batch.completion_ids[:1] * 2
     columns = {name: values[:1] * 2 for name, values in batch.columns.items()}
     return RewardBatch(batch.prompts[:1] * 2, batch.completions[:1] * 2, ids, columns)
-
-
-def _print_details(console: Terminal, batch: RewardBatch, scored: FunctionScores, failed: Sequence[int]) -> None:
-    if len(scores := _finite(scored)):
-        console.print(_histogram(scores))
-    by_time = sorted(range(len(scored.scores)), key=lambda row: -scored.seconds[row])
-    _print_rows(console, "slowest rows", by_time, batch, scored)
-    _print_rows(console, "failed rows", failed, batch, scored)
 
 
 def _batch(rows: Sequence[Row], scored_rows: Sequence[Row], file: Path) -> RewardBatch:

@@ -102,7 +102,9 @@ def test_the_command_shows_both_modes_and_refuses_what_is_not_slurm(tmp_path) ->
     refused = rloo("plan", config, "--profile", ROOT / "profiles" / "allocation")
     assert "does not run on SLURM; name one that does" in refused.stderr
     refused = rloo("plan", ROOT / "config" / "experiment.yaml", "--profile", ROOT / "profiles" / "slurm")
-    assert "the queue is that of one run, but demo-algorithms is an experiment; leave it out" in refused.stderr
+    assert (
+        "--profile plans a single run, but demo-algorithms is an experiment; pass the configuration" in refused.stderr
+    )
     refused = rloo("plan", config, "--profile", ROOT / "profiles" / "slurm", "--wait", "nan")
     assert "--wait nan: not a wait in the queue; give the minutes, 0 or more" in refused.stderr
     assert "--wait is for SLURM; name the profile too" in rloo("plan", config, "--wait", 5).stderr
