@@ -228,7 +228,7 @@ def called_by_name() -> list[tuple[str, int, list[str]]]:
         if isinstance(command.run, partial):
             reference, options = command.run.args
             calls.append((reference, 0, [option.name for option in options]))
-        elif (stage := inspect.getclosurevars(command.run).nonlocals).get("run", 0) is None:
+        elif "taken" in (stage := inspect.getclosurevars(command.run).nonlocals):
             reference = f"rloo_pipeline.stages.{stage['function']}:{stage['function']}"
             calls.append((reference, 1, [option.name for option in stage["taken"]]))
     return calls
