@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import yaml
 from pydantic import Field
 
-from rloo_pipeline.config import Config, Reward, Section, error_messages
+from rloo_pipeline.config import Config, Reward, Section
 from rloo_pipeline.config.error_messages import checked
 from rloo_pipeline.config.section import BY_RUN, JSON, merge
 from rloo_pipeline.errors import UserError, did_you_mean, raise_disk_error
@@ -68,8 +68,6 @@ def load(path: Path, changes: Sequence[str] = ()) -> Config:
     Raises:
         UserError: the file is missing, damaged or not YAML, or a key is unknown, missing, duplicated or out of range.
     """
-    for change in changes:
-        split_change(change)
     text = _read(path)
     return _load_text(_unsealed(text, path), str(path), tuple(changes), by_run=text.startswith(SEAL))
 
@@ -100,8 +98,6 @@ def _unsealed(text: str, path: Path) -> str:
 def _load_text(text: str, origin: str, changes: tuple[str, ...], by_run: bool) -> Config:
     raw = _parse_file(text, origin)
     require_one_run(raw, origin)
-    if by_run:
-        error_messages.forget(raw)
     whole = merge(_require_mapping(raw, origin), read_changes(changes))
     return checked(Config, whole, origin, BY_RUN if by_run else None)
 
@@ -185,7 +181,7 @@ def refuse_bad_files(files: Iterable[Path]) -> None:
         UserError: a file is missing, not YAML or JSON, not a mapping, or has a key twice in one mapping.
     """
     for file in files:
-        _require_mapping(_parse_file(_read(file), str(file)), str(file))
+        read_mapping(file)
 
 
 def load_rewards(path: Path, run: Config) -> list[Reward]:

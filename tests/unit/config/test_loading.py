@@ -64,7 +64,6 @@ def message_of(folder: Path, text: str) -> str:
             "max_completion_length",
             "did you mean 'rollout.max_completion_length' or 'evaluation.max_completion_length'?",
         ),
-        ("name: answer}", "name: answer, timeout_value: 0}", ": key 'rewards.0.timeout_value' was removed: write the"),
         ("name: answer}", "name: answer, on_timeout: no}", ": rewards.0.on_timeout: Input should be 'none' or 'fail'"),
         ("name: answer}", "nmae: answer}", ": unknown key 'rewards.0.nmae'; did you mean 'name'?"),
         ("A run through every stage", "{x}", ", got {'x': None}; quote a string that begins with a brace"),
