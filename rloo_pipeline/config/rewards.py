@@ -8,7 +8,6 @@ from pydantic import Field
 
 from rloo_pipeline.config.data import ModelSource, Source
 from rloo_pipeline.config.section import JSON, Reference, Section
-from rloo_pipeline.config.training import Deepspeed
 
 REWARD_MODEL = "rloo_pipeline.rewards.model:reward_model"
 """The reward function that scores with a reward model."""
@@ -146,7 +145,7 @@ class RewardModel(ModelSource):
         return self.name_or_path is not None or self.build is not None
 
 
-def problems(section: RewardModel | None, rewards: list[Reward], deepspeed: Deepspeed) -> Iterator[str]:
+def problems(section: RewardModel | None, rewards: list[Reward]) -> Iterator[str]:
     """A sentence for each key of other sections that conflicts with the section, or needs it."""
     users = [reward for reward in rewards if reward.uses_own_model]
     if section is None:
@@ -164,5 +163,3 @@ def problems(section: RewardModel | None, rewards: list[Reward], deepspeed: Deep
     for reward in users:
         for option in {"chat_template_kwargs", "output", "revision"} & reward.options.keys():
             yield f"rewards: {reward.column}: reward_model is trained without {option}; leave the option out"
-    if deepspeed.sequence_parallel > 1:
-        yield "reward_model cannot be trained with deepspeed.sequence_parallel yet; set it to 1"
