@@ -84,8 +84,7 @@ class Judge(Reward):
 
     def _problems(self) -> Iterator[str]:
         yield from super()._problems()
-        if self.weight != 1:
-            yield "weight has no effect on a judge; leave it out"
+        yield from self.unused(("weight",), "on a judge; set weights of rewards")
         if self.gpus:
             yield "gpus: a judge runs without GPUs; let it ask a service"
         if isinstance(self.on_timeout, float) and not 0 <= self.on_timeout <= 1:
@@ -132,8 +131,6 @@ class RewardModel(ModelSource):
     """Maximum length of a conversation in tokens. Pairs with a longer one are dropped, as in TRL; the log says how
     many.
     """
-    center_rewards_coefficient: float = Field(0.0, ge=0)
-    """Weight of (r_chosen + r_rejected)² in the loss, which keeps rewards near 0 (arXiv 2312.09244)."""
 
     def _problems(self) -> Iterator[str]:
         if self.name_or_path is not None and self.build is not None:
