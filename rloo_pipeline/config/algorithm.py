@@ -67,6 +67,10 @@ class Algorithm(Section):
         "old_logps: sampler": ("mismatch.correction", "top_entropy_quantile"),
         # its weight is that of whole completions; it corrects with `old_logps: sampler`
         "clip: vespo": ("mismatch.correction",),
+        "delta": ("clip",),
+        "loss": ("clip",),
+        # it multiplies the KL in the loss by the ratio
+        "kl.bias_correction": ("clip: none", "kl.placement: reward", "kl.placement: token_reward"),
     }
 
     preset: str | None = None
@@ -248,12 +252,16 @@ class Algorithm(Section):
         high = self.upper_epsilon
         if self.delta is not None and self.delta <= 1 + high:
             yield f"delta ({self.delta:g}) must exceed 1 + epsilon_high ({1 + high:g}), or epsilon_high never applies"
-        if self.delta is not None and self.clip != "ppo":
-            yield f"delta works with clip: ppo only, not with clip: {self.clip}"
-        if self.clip not in ("ppo", "cispo", "none") and self.importance_sampling_level != "token":
-            yield f"clip: {self.clip} has a term for each token; set importance_sampling_level: token"
-        if self.loss is not None and (self.importance_sampling_level != "token" or self.clip != "ppo"):
-            yield "loss gives each token its own loss; set importance_sampling_level: token, and leave clip out"
+        values_tokens = self.values_by_teacher or self.kl.placement == "token_reward"
+        for_tokens = {
+            f"clip: {self.clip}": self.clip not in ("ppo", "cispo", "none"),
+            "loss": self.loss is not None,
+            "top_entropy_quantile": self.top_entropy_quantile < 1 and not self.acts_on_tokens,
+            "teacher" if self.values_by_teacher else "kl.placement: token_reward": values_tokens
+            and self.clip != "none",
+        }
+        for key in (key for key, is_set in for_tokens.items() if is_set and self.importance_sampling_level != "token"):
+            yield f"{key} needs tokens as actions; set importance_sampling_level: token"
         chosen = presets.PRESETS.get(str(self.preset), {})
         bounds = tuple(key for key in ("epsilon", "epsilon_high", "delta") if getattr(self, key) != chosen.get(key))
         if self.loss is not None or self.clip in ("kl_cov", "sapo", "vespo", "none"):
@@ -268,22 +276,8 @@ class Algorithm(Section):
                 yield f"{key} works with clip: {clip} only, not with clip: {self.clip}"
         if self.clip_cov_lb >= self.clip_cov_ub:
             yield f"clip_cov_lb ({self.clip_cov_lb:g}) must be below clip_cov_ub ({self.clip_cov_ub:g})"
-        if self.top_entropy_quantile < 1 and not self.acts_on_tokens:
-            yield "top_entropy_quantile selects tokens, so each must be an action; set importance_sampling_level: token"
-        key = "teacher" if self.values_by_teacher else "kl.placement: token_reward"
-        values_tokens = self.values_by_teacher or self.kl.placement == "token_reward"
-        if values_tokens and self.importance_sampling_level != "token" and self.clip != "none":
-            yield (
-                f"{key} gives each token its own advantage, so each token must be an action; "
-                "set importance_sampling_level: token (or clip: none)"
-            )
         if self.kl.target is not None and self.beta == 0:
             yield "kl.target multiplies beta by a factor each round, which leaves 0 at 0; set beta above 0"
-        if self.kl.bias_correction and (self.kl.placement != "loss" or self.clip == "none"):
-            yield (
-                "kl.bias_correction multiplies the KL in the loss by the ratio; it needs kl.placement: loss "
-                "and a clip other than none"
-            )
 
     @property
     def upper_epsilon(self) -> float:

@@ -48,6 +48,8 @@ EXCLUDED: Mapping[str, tuple[str, ...]] = {
     "deepspeed.offload.parameters: nvme": ("model.dtype: float32", "model.dtype: float16"),
     # adapters have little state
     "deepspeed.offload.optimizer: nvme": ("update.lora",),
+    # adapters are small, and policies that are kept go into the run's folder
+    "exchange": ("update.lora", "keep_every: 1"),
 }
 """Keys of different sections that cannot be used together."""
 
@@ -56,7 +58,6 @@ def problems(config: RunKeys) -> Iterator[str]:
     """A sentence for each pair of keys in different sections that conflict, and for each key that needs another."""
     yield from _reward_names(config)
     yield from _counts(config)
-    yield from _exchange(config)
     yield from _selection(config)
     yield from lag.problems(config.rollout, config.algorithm)
     yield from _generation(config)
@@ -115,13 +116,6 @@ def _counts(config: RunKeys) -> Iterator[str]:
             f"algorithm.response_length.overlong_cache ({cache}) exceeds rollout.max_completion_length "
             f"({config.rollout.max_completion_length})"
         )
-
-
-def _exchange(config: RunKeys) -> Iterator[str]:
-    if config.exchange != "shared" and config.update.lora is not None:
-        yield "exchange: adapters (update.lora) are small, so they go into the run's folder; leave it out"
-    if config.exchange != "shared" and config.keep_every == 1:
-        yield "exchange: with keep_every: 1 each policy is kept, in the run's folder; set keep_every, or leave it out"
 
 
 def _selection(config: RunKeys) -> Iterator[str]:

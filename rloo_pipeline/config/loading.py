@@ -190,10 +190,7 @@ def load_rewards(path: Path, run: Config) -> list[Reward]:
     Raises:
         UserError: the file is missing or not YAML, or a key is unknown, missing or out of range.
     """
-    raw = _parse_file(_read(path), str(path))
-    if not isinstance(raw, Mapping):
-        raise UserError(f"{path}: must be a mapping with a list `rewards`")
-    rewards = checked(RewardsFile, dict(raw), str(path)).rewards
+    rewards = checked(RewardsFile, read_mapping(path), str(path)).rewards
     # validated again as part of the run, which also checks the names of their columns
     plain = [reward.model_dump(mode="json") for reward in rewards]
     rest = run.model_dump(

@@ -178,10 +178,10 @@ class Rollout(Section):
                 f"tools: {PYTHON_TOOL} runs each program in a sandbox of its own, which cannot start in that of "
                 "environment_sandbox; leave one of the two out"
             )
-        if self.environment_read_only and not (self.environment_sandbox or self.environment_image):
-            yield (
-                "environment_read_only: without a sandbox or an image, all files can be read; set environment_sandbox "
-                "or environment_image, or drop it"
+        if not (self.environment_sandbox or self.environment_image):
+            yield from self.unused(
+                ("environment_read_only",),
+                "without a sandbox or an image; set environment_sandbox or environment_image",
             )
         if self.token_budget is not None and self.token_budget >= self.max_completion_length:
             yield (

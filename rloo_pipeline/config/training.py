@@ -24,15 +24,17 @@ DECIDED_BY = {
     "deepspeed.zero_stage": ("zero_optimization.stage",),
     "deepspeed.offload.optimizer": ("zero_optimization.offload_optimizer",),
     "deepspeed.offload.parameters": ("zero_optimization.offload_param",),
-    "the order in which gradients are summed": ("zero_optimization.overlap_comm",),
-    "how a trainer state is saved": ("zero_optimization.elastic_checkpoint", "checkpoint"),
-    "how a trainer state is loaded": ("zero_optimization.load_from_fp32_weights",),
-    "how a policy is saved": ("zero_optimization.stage3_gather_16bit_weights_on_model_save",),
     "deepspeed.offload, which does not use libaio": ("aio",),
     "deepspeed.gradient_checkpointing": ("activation_checkpointing",),
     "rollout": ("data_efficiency", "curriculum_learning"),
     "the model": ("sparse_gradients", "compression_training", "tensor_parallel", "pipeline"),
-    "how gradients are summed": ("prescale_gradients", "gradient_predivide_factor", "gradient_allreduce_op"),
+    "how gradients are summed": (
+        *("prescale_gradients", "gradient_predivide_factor", "gradient_allreduce_op", "zero_optimization.overlap_comm"),
+    ),
+    "how policies and trainer states are saved and loaded": (
+        *("zero_optimization.elastic_checkpoint", "zero_optimization.load_from_fp32_weights", "checkpoint"),
+        "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+    ),
     "deepspeed.sequence_parallel": ("sequence_parallel_size",),
     "deepspeed.processes": ("data_parallel_size",),
 }

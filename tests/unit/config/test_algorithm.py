@@ -13,10 +13,10 @@ KL_IN_REWARD = {"beta": 0.01, "kl": {"placement": "reward"}}
 TOKEN = {"importance_sampling_level": "token"}
 REFUSED = {
     "delta clips first": ({"delta": 1.1}, {}, ["delta (1.1)", "1.2"]),
-    "delta without ppo": ({"delta": 3, "clip": "cispo"}, {}, ["delta", "clip: ppo"]),
+    "delta without ppo": ({"delta": 3, "clip": "cispo"}, {}, ["delta: 3.0", "clip: cispo"]),
     "token KL on sequences": ({"kl": {"placement": "token_reward"}}, {}, ["importance_sampling_level: token"]),
     "steering nothing": ({"kl": {"target": 6.0}, "beta": 0}, {}, ["kl.target", "set beta"]),
-    "bias of a KL in the reward": ({"kl": {"bias_correction": True}}, {}, ["kl.placement: loss"]),
+    "bias of a KL in the reward": ({"kl": {"bias_correction": True}}, {}, ["with kl.placement: reward"]),
     "correcting the sampler with itself": (
         {"old_logps": "sampler", "mismatch": {"correction": "token_tis"}, **TOKEN},
         {},

@@ -36,7 +36,7 @@ def config_of(**keys) -> Config:
         ),
         (
             {"environment_read_only": ["words"]},
-            "environment_read_only: without a sandbox or an image, all files can be",
+            "environment_read_only has no effect without a sandbox or an image; set",
         ),
     ],
 )
