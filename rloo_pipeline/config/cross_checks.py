@@ -30,6 +30,8 @@ EXCLUDED: Mapping[str, tuple[str, ...]] = {
     "rollout.token_budget": ("algorithm.kl.target",),
     # groups of equal scores are left out first, and these can teach here
     "rollout.oversample": ("algorithm.teacher", "algorithm.multi_objective_aggregation"),
+    # it replaces the groups that the filter drops
+    "rollout.refill": ("algorithm.filter_zero_variance: false",),
     # vLLM's FP8 layers compute in 16 bits
     "rollout.quantization": ("model.dtype: float32",),
     "rollout.router_replay": ("vllm.decode_context_parallel_size",),
@@ -188,11 +190,6 @@ def _algorithm(config: RunKeys) -> Iterator[str]:
             f"rollout.oversample: {config.rollout.oversample:g} leaves out groups of equal scores first, but with "
             f"algorithm.advantage: {algorithm.advantage}, whose baseline is the round's, these have a signal too; set "
             "rollout.oversample: 1, or use an estimator with the group's baseline, such as reinforce_pp_baseline"
-        )
-    if config.rollout.refill and not algorithm.filter_zero_variance:
-        yield (
-            f"rollout.refill: {config.rollout.refill} replaces the groups that algorithm.filter_zero_variance drops, "
-            "which is false; set it to true, or use rollout.oversample"
         )
 
 

@@ -89,7 +89,9 @@ class Section(BaseModel):
         for section in sections:
             owner = getattr(owner, section, None)
         value = getattr(owner, last, None)
-        if (str(value) != asked) if asked else (not value or not owner.changed(last)):
+        if asked:
+            return name if str(value).lower() == asked else None
+        if not value or not owner.changed(last):
             return None
         return f"{key}: {value}" if isinstance(value, str | int | float) and value is not True else key
 

@@ -257,24 +257,19 @@ class Deepspeed(Section):
         """Number of processes of a pass without gradients."""
         return self.processes if self.splits_passes else 1
 
-    @field_validator("config", mode="before")
-    @classmethod
-    def _read_config(cls, value: Any) -> Any:
-        """Reads the keys from a JSON file, so that its content, not its name, is the configuration."""
-        if not isinstance(value, str):
-            return value
-        try:
-            keys = json.loads(Path(value).read_text())
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{value}: no JSON file that can be read ({error})") from None
-        if not isinstance(keys, dict):
-            raise ValueError(f"{value}: holds no JSON object; write DeepSpeed's keys as one")
-        return keys
-
     @field_validator("config")
     @classmethod
-    def _check_config(cls, value: str | JSON | None) -> JSON | None:
-        if not isinstance(value, dict):
+    def _read_config(cls, value: str | JSON | None) -> JSON | None:
+        """Reads the keys from a JSON file, so that its content, not its name, is the configuration."""
+        if isinstance(value, str):
+            try:
+                content = json.loads(Path(value).read_text())
+            except (OSError, ValueError) as error:
+                raise ValueError(f"{value}: no JSON file that can be read ({error})") from None
+            if not isinstance(content, dict):
+                raise ValueError(f"{value}: holds no JSON object; write DeepSpeed's keys as one")
+            value = content
+        if value is None:
             return None
         keys = {key: content for key, content in flatten(value).items() if content != "auto"}
         for key, (instead, owned) in product(keys, DECIDED_BY.items()):
