@@ -160,14 +160,9 @@ class Rollout(Section):
         if len(set(self.tools)) < len(self.tools):
             yield f"tools: two are the same ({', '.join(self.tools)}); name each once"
         if not self.uses_tools:
-            yield from self.unused(
-                (
-                    *("max_turns", "max_tool_calling_iterations", "tool_parser", "environment_sandbox"),
-                    *("environment_image", "environment_python", "environment_gpus", "environment_timeout"),
-                    *("environment_workers", "environment_memory_mb"),
-                ),
-                "without tools; set tools or environment",
-            )
+            of_processes = (key for key in type(self).model_fields if key.startswith("environment_"))
+            keys = ("max_turns", "max_tool_calling_iterations", "tool_parser", *of_processes)
+            yield from self.unused(keys, "without tools; set tools or environment")
         if self.environment_sandbox and any(name.startswith("openenv:") for name in self.environments.values()):
             yield (
                 "environment_sandbox: the sandbox has no network, which episodes need to reach OpenEnv's server; "
