@@ -9,21 +9,21 @@ from rloo_pipeline.config.run_keys import RunKeys
 
 ENVIRONMENT_REWARD = "rloo_pipeline.rewards.from_environment:environment_reward"
 """The reward function that returns the reward which the environment gave an episode."""
-_OF_THE_POLICY = ("rollout.lag", "rollout.token_budget", "algorithm.kl.target", "algorithm.teacher")
-"""Keys that need log-probs of the whole distribution of a policy."""
-_LANGUAGE_ONLY = (
-    *("algorithm.teacher", "reward_model", "rollout.tools", "rollout.environment", "rollout.router_replay"),
-    *("rollout.token_budget", "warmstart.sft", "evaluation.harness", "update.torch_compile", "model.quantization"),
-    *("deepspeed.zero_stage: 3", "deepspeed.sequence_parallel"),
-)
 EXCLUDED: Mapping[str, tuple[str, ...]] = {
-    "dataset.image_column": _LANGUAGE_ONLY,
+    "dataset.image_column": (
+        *("algorithm.teacher", "reward_model", "rollout.tools", "rollout.environment", "rollout.router_replay"),
+        *("rollout.token_budget", "warmstart.sft", "evaluation.harness", "update.torch_compile", "model.quantization"),
+        *("deepspeed.zero_stage: 3", "deepspeed.sequence_parallel"),
+    ),
     "model.train_vision": ("update.lora", "deepspeed.processes"),
     "model.quantization": ("deepspeed.zero_stage: 3", "warmstart.sft"),
     # the sampler's log-probs are those of the cut distribution, and the trainer's are not
     **dict.fromkeys(
         ("rollout.top_p", "rollout.top_k", "rollout.min_p"),
-        (*_OF_THE_POLICY, "algorithm.old_logps: sampler", "algorithm.mismatch.correction"),
+        (
+            *("rollout.lag", "rollout.token_budget", "algorithm.kl.target", "algorithm.teacher"),
+            *("algorithm.old_logps: sampler", "algorithm.mismatch.correction"),
+        ),
     ),
     # the KL of samples of an older policy is not that of the policy which the target steers
     "rollout.lag": ("algorithm.kl.target",),
@@ -69,10 +69,7 @@ def problems(config: RunKeys) -> Iterator[str]:
     if config.model.train_vision and not config.dataset.shows_images:
         yield "model.train_vision: there are no images to train on; set dataset.image_column"
     if config.model.quantization is not None and config.update.lora is None:
-        yield (
-            f"model.quantization: {config.model.quantization} needs update.lora, as 4-bit weights are not trained; set "
-            "it"
-        )
+        yield "model.quantization needs update.lora, as 4-bit weights are not trained; set it"
 
 
 def _reward_names(config: RunKeys) -> Iterator[str]:
