@@ -95,11 +95,6 @@ def _with_fewer_activations(changes: dict[str, Any], longest: int) -> Iterator[d
     yield changes | CHECKPOINTING | {MICRO_BATCH: longest}
 
 
-def nearest_forward() -> str:
-    """Suggests settings with which log-probs without gradients would fit."""
-    return "lower deepspeed.max_tokens_per_micro_batch, or use a card with more memory"
-
-
 def nearest_rollout(config: Config, shape: ModelDims, card: VisibleGpu) -> str:
     """Suggests the smallest number of GPUs whose KV cache holds one sequence."""
     for count in (count for count in (2, 4, 8) if shape.query_heads % count == 0):

@@ -103,12 +103,11 @@ def findings(trial: EpisodeTrial, key: str, played: Sequence[EpisodeRecord]) -> 
         key: key of the dataset that has their rows.
         played: the episodes.
     """
-    shown = set[str]()
+    first: dict[str, EpisodeRecord] = {}
     for episode in played:
-        name = trial.pool.environment_of(episode.row) or ""
-        if name not in shown:
-            shown.add(name)
-            yield _finding(trial, f"episode {name}".rstrip(), key, episode)
+        first.setdefault(trial.pool.environment_of(episode.row) or "", episode)
+    for name, episode in first.items():
+        yield _finding(trial, f"episode {name}".rstrip(), key, episode)
 
 
 def _finding(trial: EpisodeTrial, subject: str, key: str, episode: EpisodeRecord) -> Finding:

@@ -194,9 +194,10 @@ class GpuEstimate(NamedTuple):
         terms = self.memory.update()
         fits = memory.total(terms) <= room
         yield Fit("update", terms, fits, partial(advice.nearest_update, config, shape, room))
+        smaller = "lower deepspeed.max_tokens_per_micro_batch, or use a card with more memory"
         for stage, dims in self._scorers.items():
             terms = RunMemory(config, dims).reference()
-            yield Fit(stage, terms, memory.total(terms) <= room, advice.nearest_forward)
+            yield Fit(stage, terms, memory.total(terms) <= room, lambda: smaller)
         terms = self.memory.rollout(gpu)
         fits = self.memory.concurrent_sequences(terms) >= 1
         yield Fit("rollout", terms, fits, partial(advice.nearest_rollout, config, shape, gpu))

@@ -3,7 +3,6 @@ shared file system or on the nodes' own disks (`exchange`).
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from rloo_pipeline.artifacts import manifest
 from rloo_pipeline.artifacts.model_dims import ModelDims
@@ -16,48 +15,30 @@ SHARE = 0.1
 """Maximum share of a round that should be spent waiting for the file system."""
 
 
-class Exchange(NamedTuple):
-    """Estimated exchange of one policy."""
+def lines(config: Config, shape: ModelDims, round_seconds: float) -> Iterator[str]:
+    """Yields lines for the plan; none for a policy of less than 1 GB.
 
-    policy: float
-    """Bytes of the policy's weights."""
-    nodes: int
-    """Minimum number of nodes that sample."""
-    written: float
-    """Seconds for the ranks of an update to write and digest it, without waiting for the file system."""
-    read: float
-    """Seconds for a node to digest it and its engines to load it, without waiting for the file system."""
-
-    def bandwidth(self, round_seconds: float) -> float:
-        """Bytes per second that the file system must deliver to all nodes together for waits to take `SHARE` of a
-        round. A policy is written once, and read once by the update and by each sampling node.
-        """
-        return self.policy * (2 + self.nodes) / (SHARE * round_seconds)
-
-
-def reckoned(config: Config, shape: ModelDims) -> Exchange:
-    """Estimates the exchange of a policy between the update and the rollouts of a run."""
+    A policy is written once, by the ranks of an update, and read once by the update and by each sampling node, which
+    digests it and loads it into its engines.
+    """
     policy = memory.RunMemory(config, shape).policy
+    if policy < memory.GB:
+        return
     writers = config.deepspeed.processes if config.update.lora is None else 1
     nodes = -(-config.rollout.shards * config.sampler_gpus // layouts.PER_NODE)
-    digested = policy / (speeds.DIGESTING.typical * manifest.READERS)
-    loaded = policy / (speeds.LOADING.typical * config.vllm.tensor_parallel_size)
-    return Exchange(policy, nodes, policy / (speeds.WRITING.typical * writers), digested + loaded)
-
-
-def lines(config: Config, shape: ModelDims, round_seconds: float) -> Iterator[str]:
-    """Yields lines for the plan; none for a policy of less than 1 GB."""
-    found = reckoned(config, shape)
-    if found.policy >= memory.GB:
-        yield (
-            f"policy of a round: {found.policy / memory.GB:,.1f} GB; writing takes about {found.written:,.1f} s and "
-            f"reading {found.read:,.1f} s (estimated from the speed of one CPU core),"
-        )
-        which = "" if config.node_folder is None else ", in rounds whose policy is kept"
-        yield (
-            f"  plus waits for the file system{which}: {SHARE:.0%} of a round if it gives "
-            f"{found.bandwidth(round_seconds) / memory.GB:,.1f} GB/s to all nodes together"
-        )
+    read = policy / (speeds.DIGESTING.typical * manifest.READERS)
+    read += policy / (speeds.LOADING.typical * config.vllm.tensor_parallel_size)
+    yield (
+        f"policy of a round: {policy / memory.GB:,.1f} GB; writing takes about "
+        f"{policy / (speeds.WRITING.typical * writers):,.1f} s and reading {read:,.1f} s (estimated from the speed of "
+        "one CPU core),"
+    )
+    which = "" if config.node_folder is None else ", in rounds whose policy is kept"
+    bandwidth = policy * (2 + nodes) / (SHARE * round_seconds)
+    yield (
+        f"  plus waits for the file system{which}: {SHARE:.0%} of a round if it gives "
+        f"{bandwidth / memory.GB:,.1f} GB/s to all nodes together"
+    )
 
 
 def refuse(config: Config, nodes: int, as_jobs: bool) -> None:

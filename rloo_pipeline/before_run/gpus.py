@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from rloo_pipeline.before_run import image
@@ -95,20 +96,13 @@ def driver(version: str, supported: tuple[int, int] | None) -> Finding:
     if supported is None:
         return Finding("driver", False, f"{version}, but libcuda.so.1 cannot be loaded", "reinstall the driver")
     message = f"{version}, for CUDA {supported[0]}.{supported[1]}"
-    runtime = _installed("nvidia-cuda-runtime")
-    needed = int(runtime.split(".")[0]) if runtime else 0
+    needed = 0
+    with suppress(importlib.metadata.PackageNotFoundError):
+        needed = int(importlib.metadata.version("nvidia-cuda-runtime").partition(".")[0])
     if supported[0] >= needed:
         return Finding("driver", True, message)
     message += f"; the installed packages are for CUDA {needed}"
     return Finding("driver", False, message, image.newer_driver(needed, "LD_LIBRARY_PATH"))
-
-
-def _installed(package: str) -> str | None:
-    """Version of an installed package; None if it is not installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def kernel(name: str) -> Finding:
@@ -126,13 +120,9 @@ def kernel(name: str) -> Finding:
 
 def start(cache: Path) -> Finding:
     """Says how long vLLM takes to start, with and without its compile cache."""
-    compiled = cache / "torch_compile_cache"
-    count = sum(entry.is_dir() for entry in compiled.iterdir()) if compiled.is_dir() else 0
-    holds = f"has {count} compiled models" if count else "is empty"
-    return Finding(
-        "vLLM's start",
-        True,
-        f"{compiled} {holds}; a model that is not in it takes {FIRST_START} s to its first token, one that is "
+    message = (
+        f"a model that is not in {cache / 'torch_compile_cache'} takes {FIRST_START} s to its first token, one that is "
         f"{LATER_STARTS} s (1.7 billion weights, H200); to keep it, set VLLM_CACHE_ROOT to a folder that stays and "
-        "that all nodes see",
+        "that all nodes see"
     )
+    return Finding("vLLM's start", True, message)

@@ -27,13 +27,12 @@ def model_finding(config: Config) -> Finding:
 def findings(config: Config) -> Iterator[Finding]:
     """Yields a finding for the model and one for each dataset; the message is empty if there is nothing to note."""
     yield model_finding(config)
-    for name, of_teacher in config.teachers.items():
-        with problems_of("teacher") as problems:
-            model_inputs.model_folder(of_teacher.model, distillation.key_of(name))
-        yield from problems
+    others = {distillation.key_of(name): of_teacher.model for name, of_teacher in config.teachers.items()}
     if config.reward_model is not None:
-        with problems_of("reward model") as problems:
-            model_inputs.model_folder(config.of_reward_model.model, "reward_model")
+        others["reward_model"] = config.of_reward_model.model
+    for key, model in others.items():
+        with problems_of(key) as problems:
+            model_inputs.model_folder(model, key)
         yield from problems
     notes = {"sampler": lag.note(config.rollout, config.algorithm), "update": config.update.note(config.rounds)}
     yield from (Finding(subject, True, note, note=True) for subject, note in notes.items() if note)

@@ -60,6 +60,19 @@ class Algorithm(Section):
     docs/algorithms.md.
     """
 
+    EXCLUDED = {
+        # it drops groups of equal scores, and these can teach here
+        "filter_zero_variance": ("multi_objective_aggregation", "teacher"),
+        # the ratio to the sampler's log-probs corrects already, and the trainer computes no entropies before the update
+        "old_logps: sampler": ("mismatch.correction", "top_entropy_quantile"),
+        # its weight is that of whole completions; it corrects with `old_logps: sampler`
+        "clip: vespo": ("mismatch.correction",),
+        "delta": ("clip",),
+        "loss": ("clip",),
+        # it multiplies the KL in the loss by the ratio
+        "kl.bias_correction": ("clip: none", "kl.placement: reward", "kl.placement: token_reward"),
+    }
+
     preset: str | None = None
     """Fills the keys of this section that you leave out: with RLOO as another system implements it (`paper`, `trl`,
     `openrlhf`, `verl`, `nemo_rl`, `skyrl`, `tunix`), or with an algorithm (`rloo`, `grpo`, `dr_grpo`, `reinforce_pp`,
@@ -192,8 +205,8 @@ class Algorithm(Section):
                 "the three out"
             )
         yield from self._problems_of_clip_and_kl()
-        one_action = self.loss_agg_mode == "sequence" and not self.acts_on_tokens
-        yield from self.mismatch.problems_with(self.clip, self.old_logps, one_action)
+        if self.loss_agg_mode == "sequence" and not self.acts_on_tokens:
+            yield from self.mismatch.problems_of_one_action()
 
     def _problems_of_estimator(self) -> Iterator[str]:
         """Refuses penalties in the reward with estimators that divide by the spread of a group.
@@ -209,19 +222,13 @@ class Algorithm(Section):
                 "round's, these have a signal too; set it to false, or use an estimator with the group's baseline, "
                 "such as reinforce_pp_baseline"
             )
-        if self.multi_objective_aggregation == "normalize_then_sum":
-            if self.filter_zero_variance:
-                yield (
-                    "filter_zero_variance drops groups whose sums of rewards are equal, but with "
-                    "multi_objective_aggregation: normalize_then_sum these can teach; set it to false"
-                )
-            if name in estimators("divided", "of_success"):
-                yield (
-                    f"advantage: {name} cannot be used with multi_objective_aggregation: normalize_then_sum, which "
-                    "divides by the spread of each reward; use reinforce_pp_baseline, rloo or dr_grpo"
-                )
         if name not in estimators("divided", "of_success"):
             return
+        if self.multi_objective_aggregation == "normalize_then_sum":
+            yield (
+                f"advantage: {name} cannot be used with multi_objective_aggregation: normalize_then_sum, which "
+                "divides by the spread of each reward; use reinforce_pp_baseline, rloo or dr_grpo"
+            )
         reason = (
             "divides by the spread of a group's rewards" if name in estimators("divided") else "needs scores 0 and 1"
         )
@@ -245,12 +252,16 @@ class Algorithm(Section):
         high = self.upper_epsilon
         if self.delta is not None and self.delta <= 1 + high:
             yield f"delta ({self.delta:g}) must exceed 1 + epsilon_high ({1 + high:g}), or epsilon_high never applies"
-        if self.delta is not None and self.clip != "ppo":
-            yield f"delta works with clip: ppo only, not with clip: {self.clip}"
-        if self.clip not in ("ppo", "cispo", "none") and self.importance_sampling_level != "token":
-            yield f"clip: {self.clip} has a term for each token; set importance_sampling_level: token"
-        if self.loss is not None and (self.importance_sampling_level != "token" or self.clip != "ppo"):
-            yield "loss gives each token its own loss; set importance_sampling_level: token, and leave clip out"
+        values_tokens = self.values_by_teacher or self.kl.placement == "token_reward"
+        for_tokens = {
+            f"clip: {self.clip}": self.clip not in ("ppo", "cispo", "none"),
+            "loss": self.loss is not None,
+            "top_entropy_quantile": self.top_entropy_quantile < 1 and not self.acts_on_tokens,
+            "teacher" if self.values_by_teacher else "kl.placement: token_reward": values_tokens
+            and self.clip != "none",
+        }
+        for key in (key for key, is_set in for_tokens.items() if is_set and self.importance_sampling_level != "token"):
+            yield f"{key} needs tokens as actions; set importance_sampling_level: token"
         chosen = presets.PRESETS.get(str(self.preset), {})
         bounds = tuple(key for key in ("epsilon", "epsilon_high", "delta") if getattr(self, key) != chosen.get(key))
         if self.loss is not None or self.clip in ("kl_cov", "sapo", "vespo", "none"):
@@ -265,32 +276,8 @@ class Algorithm(Section):
                 yield f"{key} works with clip: {clip} only, not with clip: {self.clip}"
         if self.clip_cov_lb >= self.clip_cov_ub:
             yield f"clip_cov_lb ({self.clip_cov_lb:g}) must be below clip_cov_ub ({self.clip_cov_ub:g})"
-        if self.top_entropy_quantile < 1 and not self.acts_on_tokens:
-            yield "top_entropy_quantile selects tokens, so each must be an action; set importance_sampling_level: token"
-        if self.top_entropy_quantile < 1 and self.old_logps == "sampler":
-            yield (
-                "top_entropy_quantile needs entropies, which the trainer computes before the update; set "
-                "old_logps: trainer"
-            )
-        key = "teacher" if self.values_by_teacher else "kl.placement: token_reward"
-        values_tokens = self.values_by_teacher or self.kl.placement == "token_reward"
-        if values_tokens and self.importance_sampling_level != "token" and self.clip != "none":
-            yield (
-                f"{key} gives each token its own advantage, so each token must be an action; "
-                "set importance_sampling_level: token (or clip: none)"
-            )
-        if self.teacher is not None and self.filter_zero_variance:
-            yield (
-                "filter_zero_variance drops groups of equal scores, but these learn from the teacher too; set it to "
-                "false, or leave the teacher out"
-            )
         if self.kl.target is not None and self.beta == 0:
             yield "kl.target multiplies beta by a factor each round, which leaves 0 at 0; set beta above 0"
-        if self.kl.bias_correction and (self.kl.placement != "loss" or self.clip == "none"):
-            yield (
-                "kl.bias_correction multiplies the KL in the loss by the ratio; it needs kl.placement: loss "
-                "and a clip other than none"
-            )
 
     @property
     def upper_epsilon(self) -> float:

@@ -52,15 +52,24 @@ class Reject(Section):
     """Upper threshold."""
 
     def _problems(self) -> Iterator[str]:
-        if self.min is None and self.max is None:
-            yield "needs a threshold; set min or max"
-        if self.min is not None and self.max is not None and self.min > self.max:
-            yield f"min ({self.min:g}) exceeds max ({self.max:g})"
-        if self.by == "sequence_mean" and (self.min is None or self.max is None or not self.min < 1 < self.max):
-            yield (
-                "by: sequence_mean drops completions on both sides of 1; set min and max below and above 1, for "
-                "example 0.98 and 1.02"
-            )
+        yield from _thresholds(self.min, self.max, True, self.by == "sequence_mean")
+
+
+def _thresholds(low: float | None, high: float | None, drops: bool, is_mean: bool) -> Iterator[str]:
+    """A sentence if thresholds do not fit a rule.
+
+    Args:
+        low: the lower one.
+        high: the upper one.
+        drops: True if the rule drops what is outside, and does not truncate it.
+        is_mean: True if the weight is the geometric mean over a completion, which is close to 1.
+    """
+    if drops and is_mean and (low is None or high is None or not low < 1 < high):
+        yield "completions are dropped on both sides of 1; set min and max below and above 1, for example 0.98 and 1.02"
+    elif drops and low is None and high is None:
+        yield "needs a threshold; set min or max"
+    elif low is not None and high is not None and low > high:
+        yield f"min ({low:g}) exceeds max ({high:g})"
 
 
 class Mismatch(Section):
@@ -88,54 +97,24 @@ class Mismatch(Section):
         """True if tokens of one completion can have different weights."""
         return self.correction.startswith("token") or (self.reject is not None and self.reject.by == "token")
 
-    def problems_with(self, clip: str, old_logps: str, one_action: bool) -> Iterator[str]:
-        """A sentence for each conflict inside the section or with other keys of `algorithm`.
+    def _problems(self) -> Iterator[str]:
+        correction, reject = self.correction, self.reject
+        if correction == "none":
+            for key in self.changed("min", "max", "reject"):
+                yield f"{key} belongs to a correction, but none is set; set correction, or leave {key} out"
+        elif reject is not None and correction == f"{reject.by}_mis":
+            yield f"correction: {correction} drops by the same weight as reject; leave one out"
+        yield from _thresholds(self.min, self.max, correction.endswith("mis"), correction == "sequence_mean_mis")
 
-        Args:
-            clip: `algorithm.clip`.
-            old_logps: `algorithm.old_logps`.
-            one_action: True if the loss has one term per completion.
-        """
-        correction, low, high = self.correction, self.min, self.max
-        if correction == "none" and self.changed("min", "max"):
+    def problems_of_one_action(self) -> Iterator[str]:
+        """A sentence for each weight of tokens in a loss that has one term per completion."""
+        if self.correction.startswith("token"):
             yield (
-                "mismatch.min and mismatch.max are thresholds of a correction, but none is set; set "
-                "mismatch.correction, or leave them out"
+                f"mismatch.correction: {self.correction} weights tokens, but here a completion is one action; use "
+                f"sequence_mean_mis or {self.correction.replace('token', 'sequence')}"
             )
-        if correction != "none" and clip == "vespo":
-            yield (
-                f"mismatch.correction: {correction} weights losses, but clip: vespo already weights whole "
-                f"completions; set old_logps: sampler, so that its weight corrects for the sampler"
-            )
-        if correction != "none" and old_logps == "sampler":
-            yield (
-                f"mismatch.correction: {correction} weights the trainer's log-probs against the sampler's, and with "
-                "old_logps: sampler the ratio does that already; use old_logps: trainer"
-            )
-        if correction.startswith("token") and one_action:
-            yield (
-                f"mismatch.correction: {correction} weights tokens, but here a completion is one action; use "
-                f"sequence_mean_mis or {correction.replace('token', 'sequence')}"
-            )
-        if (reject := self.reject) is not None:
-            if correction == "none":
-                yield (
-                    "mismatch.reject drops in addition to a correction, but none is set; set mismatch.correction, "
-                    "which can drop by itself"
-                )
-            if correction == f"{reject.by}_mis":
-                yield f"mismatch.correction: {correction} drops by the same weight as mismatch.reject; leave one out"
-            if reject.by == "token" and one_action:
-                yield "mismatch.reject.by: token drops tokens, but here a completion is one action; use sequence_mean"
-        if low is not None and high is not None and low > high:
-            yield f"mismatch.min ({low:g}) exceeds mismatch.max ({high:g})"
-        if correction == "sequence_mean_mis" and (low is None or high is None or not low < 1 < high):
-            yield (
-                "mismatch.correction: sequence_mean_mis drops completions on both sides of 1; set mismatch.min and "
-                "mismatch.max below and above 1, for example 0.98 and 1.02"
-            )
-        if correction.endswith("mis") and low is None and high is None:
-            yield f"mismatch.correction: {correction} drops by thresholds; set mismatch.min or mismatch.max"
+        if self.reject is not None and self.reject.by == "token":
+            yield "mismatch.reject.by: token drops tokens, but here a completion is one action; use sequence_mean"
 
 
 class ResponseLength(Section):

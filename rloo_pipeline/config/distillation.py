@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator
 from pydantic import Field
 
 from rloo_pipeline.config.data import ModelSource
-from rloo_pipeline.config.rewards import Reward
-from rloo_pipeline.config.sampling import Rollout
 from rloo_pipeline.errors import UserError
 
 COLUMN = "teacher"
@@ -96,21 +94,3 @@ def require_teachers(teacher: Teacher | None, names: Iterable[object], place: st
                 f"{place}: the column '{COLUMN}' has {name!r:.40}, which is not one of algorithm.teacher.models "
                 f"({', '.join(teacher.models)}); correct it, or add that teacher"
             )
-
-
-def problems(teacher: Teacher | None, rollout: Rollout, rewards: list[Reward]) -> Iterator[str]:
-    """A sentence for each key of other sections that cannot be used with a teacher, or without one."""
-    if teacher is None:
-        if all(reward.weight == 0 for reward in rewards):
-            yield "rewards: all have weight 0, so nothing trains; give one a weight, or set algorithm.teacher"
-        return
-    if rollout.cut_by:
-        yield (
-            f"algorithm.teacher compares the student's distribution with the teacher's, and rollout.{rollout.cut_by} "
-            "samples from a cut one; leave one of the two out"
-        )
-    if rollout.oversample > 1:
-        yield (
-            f"rollout.oversample: {rollout.oversample:g} leaves out groups of equal scores first, but these learn from "
-            "algorithm.teacher too; set rollout.oversample: 1"
-        )

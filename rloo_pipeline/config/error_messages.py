@@ -1,30 +1,14 @@
-"""One sentence for a configuration that pydantic refuses: which key is wrong, and what to write instead.
+"""One sentence for a configuration that pydantic refuses: which key is wrong, and what to write instead."""
 
-Keys of earlier versions are refused too, except in configurations of finished runs, which are read without them.
-"""
-
-from collections.abc import Mapping
 from typing import Any, get_origin
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from rloo_pipeline.config.run import Config
-from rloo_pipeline.config.section import JSON, S, Section, section_in
+from rloo_pipeline.config.section import S, Section, section_in
 from rloo_pipeline.errors import UserError, did_you_mean
 
-REMOVED: Mapping[str, str] = {
-    "checks.probe_num_generations": "policy 0 answers rollout.num_generations times; leave the key out",
-    "evaluation.bootstrap_samples": "intervals always take 10,000 resamples; leave the key out",
-    "evaluation.breakdown": "completions.parquet has all scores to break accuracy down by; leave the key out",
-    "judge.timeout_value": "write the number at on_timeout, in place of `value`",
-    "report.note": "leave the key out",
-    "report.task_column": "the page has the mean of each reward, so give each task its own; leave the key out",
-    "rewards.timeout_value": "write the number at on_timeout, in place of `value`",
-    "select.then": "the choice is always evaluated on dataset.eval; leave the key out",
-    "warmstart.train": "SFT runs if warmstart.sft is set; leave out this key, and warmstart.sft to train none",
-}
-"""Keys of earlier versions, without list indices → what to do instead, in the words that end the error message."""
 MEANINGS = (
     ("gpus_per_node", "deepspeed.processes is the number of GPUs of an update, deepspeed.nodes that of its nodes"),
     ("gpus", "deepspeed.processes is the number of GPUs of an update, vllm.tensor_parallel_size that of a rollout"),
@@ -104,8 +88,6 @@ def _first_problem(error: ValidationError, whole: type[Section]) -> str:
         key = ".".join([*keys, unknown])
         if problem["type"] == "missing":
             return f"key '{key}' is missing{others}"
-        if remedy := REMOVED.get(".".join(name for name in key.split(".") if not name.isdecimal())):
-            return f"key '{key}' was removed: {remedy}{others}"
         suggestion = _suggestion(section, unknown)
         listing = "" if suggestion or not section else f"; known keys here: {', '.join(section.model_fields)}"
         return f"unknown key '{key}'{suggestion}{others}{listing}"
@@ -164,16 +146,3 @@ def _in_other_section(section: type[Section] | None, unknown: str) -> str:
     holders = [name for name, model in others.items() if unknown in model.model_fields]
     paths = " or ".join(f"'{name}.{unknown}'" for name in holders)
     return f"; did you mean {paths}?" if len(holders) in (1, 2) else ""
-
-
-def forget(raw: JSON) -> None:
-    """Removes keys of earlier versions from the configuration of a finished run; `timeout_value` moves to
-    `on_timeout`.
-    """
-    for path in REMOVED:
-        section, _, key = path.partition(".")
-        holders = raw.get(section) or []
-        for holder in holders if isinstance(holders, list) else [holders]:
-            value = holder.pop(key, None)
-            if key == "timeout_value" and value is not None:
-                holder["on_timeout"] = value

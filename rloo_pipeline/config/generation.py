@@ -23,9 +23,6 @@ _RESHAPES = (
     "changes the probabilities of tokens by the text so far, which the trainer cannot compute, so an update could "
     "neither weight the samples nor prove that they are from its policy; leave it out"
 )
-_PIPELINE = "is set by the pipeline"
-_ENGINE = "is internal to vLLM and does not change the samples; leave it out"
-_BEAMS = "searches for likely completions, which are not samples from a distribution; leave it out"
 STOPS = ("stop", "stop_token_ids", "repetition_detection")
 """Keys that end a completion; all others mask tokens."""
 REFUSED = {
@@ -33,34 +30,12 @@ REFUSED = {
     "logit_bias": "changes the probabilities of tokens, so that an update could not prove that the samples are of its "
     "policy; use bad_words or allowed_token_ids, or leave it out",
     "ignore_eos": "leaves completions without an end; leave it out, or set min_tokens",
-    "max_tokens": f"{_PIPELINE}; set rollout.max_completion_length",
-    "n": f"{_PIPELINE}; set rollout.num_generations",
-    "seed": f"{_PIPELINE}; set `seed`",
-    **{key: f"{_PIPELINE}; set rollout.{key}" for key in ("temperature", "top_p", "top_k", "min_p")},
-    "best_of": "keeps the likeliest of several samples, which is not a sample from the policy; set "
-    "rollout.num_generations, and let rewards choose",
-    **dict.fromkeys(("beam_width", "use_beam_search", "length_penalty"), _BEAMS),
-    "trace_decode_token_ids": "replaces samples with given tokens; leave it out",
-    "thinking_token_budget": "needs an engine with a reasoning parser, which the pipeline does not start, and forces "
-    "tokens; set rollout.max_completion_length, or rollout.token_budget",
-    "watermarking": "draws tokens by a key instead of at random, and needs an engine with a watermark, which the "
-    "pipeline does not start; leave it out",
-    "extra_args": "goes to vLLM plugins, whose effect on token probabilities is unknown; leave it out",
-    **dict.fromkeys(
-        (
-            *("prompt_logprob_token_ids", "prompt_logprob_start", "logprob_token_ids", "stream_interval", "skip_clone"),
-            *("output_text_buffer_length", "skip_reading_prefix_cache", "routed_experts_prompt_start"),
-            "spaces_between_special_tokens",
-        ),
-        _ENGINE,
-    ),
-    **dict.fromkeys(("logprobs", "prompt_logprobs", "flat_logprobs", "detokenize", "output_kind"), _PIPELINE),
-    **dict.fromkeys(
-        ("include_stop_str_in_output", "skip_special_tokens"),
-        f"{_PIPELINE}: rewards see all sampled tokens except EOS, BOS, PAD and the like",
-    ),
+    "max_tokens": "is set by the pipeline; set rollout.max_completion_length",
+    "n": "is set by the pipeline; set rollout.num_generations",
+    "seed": "is set by the pipeline; set `seed`",
+    **{key: f"is set by the pipeline; set rollout.{key}" for key in ("temperature", "top_p", "top_k", "min_p")},
 }
-"""vLLM's parameters that cannot be set here, and why."""
+"""vLLM's parameters that users ask for, and why they cannot be set here. All others are unknown keys."""
 
 
 class RepetitionDetection(Section):

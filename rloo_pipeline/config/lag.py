@@ -50,15 +50,7 @@ def fill(values: Any) -> Any:
 
 
 def problems(rollout: Rollout, algorithm: Algorithm) -> Iterator[str]:
-    """A sentence for each way in which completions of an older or quantized policy are not or cannot be weighted, or
-    steer β.
-    """
-    cut = rollout.cut_by
-    if cut and rollout.quantization and algorithm.mismatch.correction != "none":
-        yield (
-            f"rollout.quantization: {rollout.quantization} weights completions by the sampler's log-probs, and with "
-            f"rollout.{cut} those are of the cut distribution; leave one of the two out"
-        )
+    """A sentence for each way in which completions of an older or quantized policy are not weighted."""
     lag = f"rollout.lag: {rollout.lag}" if rollout.lag else None
     if rollout.token_budget is not None:
         lag = f"rollout.token_budget: {rollout.token_budget}"
@@ -68,19 +60,7 @@ def problems(rollout: Rollout, algorithm: Algorithm) -> Iterator[str]:
             "distribution than the policy's, and with algorithm.clip: none no ratio weights them; set "
             "algorithm.old_logps: trainer, or clip: ppo"
         )
-    if lag is None:
-        return
-    if cut:
-        yield (
-            f"{lag} weights completions of an older policy by the sampler's log-probs, and with rollout.{cut} those "
-            "are of the cut distribution; leave one of the two out"
-        )
-    if algorithm.kl.target is not None:
-        yield (
-            f"{lag} measures the KL on completions of an older policy, which is not that of the policy that "
-            "algorithm.kl.target steers; leave one of the two out"
-        )
-    if algorithm.old_logps == "trainer" and algorithm.mismatch.correction == "none":
+    if lag and algorithm.old_logps == "trainer" and algorithm.mismatch.correction == "none":
         yield (
             f"{lag} trains on completions of an older policy, and with algorithm.mismatch.correction: none and "
             "old_logps: trainer nothing weights them; leave mismatch.correction out, which sets "

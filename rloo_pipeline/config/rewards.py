@@ -8,7 +8,6 @@ from pydantic import Field
 
 from rloo_pipeline.config.data import ModelSource, Source
 from rloo_pipeline.config.section import JSON, Reference, Section
-from rloo_pipeline.config.training import Deepspeed
 
 REWARD_MODEL = "rloo_pipeline.rewards.model:reward_model"
 """The reward function that scores with a reward model."""
@@ -85,8 +84,7 @@ class Judge(Reward):
 
     def _problems(self) -> Iterator[str]:
         yield from super()._problems()
-        if self.weight != 1:
-            yield "weight has no effect on a judge; leave it out"
+        yield from self.unused(("weight",), "on a judge; set weights of rewards")
         if self.gpus:
             yield "gpus: a judge runs without GPUs; let it ask a service"
         if isinstance(self.on_timeout, float) and not 0 <= self.on_timeout <= 1:
@@ -133,8 +131,6 @@ class RewardModel(ModelSource):
     """Maximum length of a conversation in tokens. Pairs with a longer one are dropped, as in TRL; the log says how
     many.
     """
-    center_rewards_coefficient: float = Field(0.0, ge=0)
-    """Weight of (r_chosen + r_rejected)² in the loss, which keeps rewards near 0 (arXiv 2312.09244)."""
 
     def _problems(self) -> Iterator[str]:
         if self.name_or_path is not None and self.build is not None:
@@ -146,7 +142,7 @@ class RewardModel(ModelSource):
         return self.name_or_path is not None or self.build is not None
 
 
-def problems(section: RewardModel | None, rewards: list[Reward], deepspeed: Deepspeed) -> Iterator[str]:
+def problems(section: RewardModel | None, rewards: list[Reward]) -> Iterator[str]:
     """A sentence for each key of other sections that conflicts with the section, or needs it."""
     users = [reward for reward in rewards if reward.uses_own_model]
     if section is None:
@@ -164,5 +160,3 @@ def problems(section: RewardModel | None, rewards: list[Reward], deepspeed: Deep
     for reward in users:
         for option in {"chat_template_kwargs", "output", "revision"} & reward.options.keys():
             yield f"rewards: {reward.column}: reward_model is trained without {option}; leave the option out"
-    if deepspeed.sequence_parallel > 1:
-        yield "reward_model cannot be trained with deepspeed.sequence_parallel yet; set it to 1"

@@ -16,7 +16,6 @@ from rloo_pipeline.config.rewards import Reward
 from rloo_pipeline.config.run_keys import TENSORBOARD, RunKeys
 from rloo_pipeline.config.sampling import FP8
 from rloo_pipeline.config.section import JSON, Unused
-from rloo_pipeline.config.training import Deepspeed, Offload
 from rloo_pipeline.stages.table import CALL_THE_DECIDING_REWARD, STAGES
 
 TABLE_COLUMNS = (
@@ -29,46 +28,14 @@ TABLE_COLUMNS = (
 names.
 """
 
-
-ADDED_KEYS: Mapping[str, object] = {
-    "dataset.select": None,
-    "algorithm.teacher": None,
-    "algorithm.loss": None,
-    "algorithm.multi_objective_aggregation": "sum_then_normalize",
-    "algorithm.sapo_temperature_pos": 1.0,
-    "algorithm.sapo_temperature_neg": 1.05,
-    "algorithm.vespo_k_pos": 2.0,
-    "algorithm.vespo_lambda_pos": 3.0,
-    "algorithm.vespo_k_neg": 3.0,
-    "algorithm.vespo_lambda_neg": 2.0,
-    "algorithm.clip_cov_ratio": 2e-4,
-    "algorithm.clip_cov_lb": 1.0,
-    "algorithm.clip_cov_ub": 5.0,
-    "algorithm.kl_cov_ratio": 2e-4,
-    "algorithm.kl_cov_coef": 1.0,
-    "algorithm.top_entropy_quantile": 1.0,
-    "algorithm.mismatch.reject": None,
-    "algorithm.teacher.models": {},
-    "algorithm.teacher.top_k": None,
-    "algorithm.teacher.beta": 1.0,
-    "dataset.split_special_tokens": None,
-    "rollout.router_replay": False,
-    "rollout.quantization": None,
-    "rollout.token_budget": None,
-    "rollout.environment_python": None,
-    "rollout.generation_kwargs": None,
-    "rollout.generation_kwargs.repetition_detection": None,
-    "update.torch_compile": False,
-    "update.lora.use_rslora": False,
-    "checks.limits.pair_accuracy": [0.55, 0.5],
-    "checks.limits.reward_length": [0.8, None],
-    "deepspeed.offload": Offload().model_dump(),
-}
-"""Paths of keys that were added later, and their defaults."""
+ADDED_KEYS: Mapping[str, object] = {}
+"""Paths of keys that were added since the last release, and their defaults."""
 
 
 class Config(RunKeys):
     """Configuration of one run."""
+
+    EXCLUDED = cross_checks.EXCLUDED
 
     def _problems(self) -> Iterator[str]:
         yield from (f"data_dir: {problem}" for problem in braces(self.data_dir))
@@ -263,12 +230,6 @@ class Config(RunKeys):
             holder = reduce(lambda outer, section: outer.get(section) or {}, sections, params)
             if key in holder and holder[key] == default:
                 del holder[key]
-        for section in ("dataset", "algorithm", "reward_model"):
-            if not params.get(section, True):
-                del params[section]
-        # without SFT, deepspeed has no effect; with it, defaults are left out, as in finished runs
-        if stage == "warmstart":
-            defaults = Deepspeed().model_dump(mode="json")
-            changed = {key: value for key, value in params.pop("deepspeed").items() if value != defaults[key]}
-            params |= {"deepspeed": changed} if changed and self.warmstart.sft else {}
+        if stage == "warmstart" and self.warmstart.sft is None:  # then deepspeed has no effect
+            del params["deepspeed"]
         return params

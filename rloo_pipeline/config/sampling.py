@@ -36,6 +36,15 @@ class Rollout(Section):
     """Sampling of the completions that a round trains on, with vLLM."""
 
     USED_WITH = {"environment_sandbox": ("environment_memory_mb",)}
+    EXCLUDED = {
+        # the sandbox has the Python of the stages and no GPUs, and an image has its own Python
+        "environment_python": ("environment_sandbox", "environment_image"),
+        "environment_gpus": ("environment_sandbox",),
+        # turns end and continue as the chat template says
+        "tools": ("generation_kwargs", "router_replay", "token_budget"),
+        "environment": ("generation_kwargs", "router_replay", "token_budget"),
+        "token_budget": ("lag", "refill", "oversample", "router_replay", "generation_kwargs"),
+    }
 
     num_generations: int = Field(4, ge=2)
     """K, the number of completions per prompt. The baseline of each one is the mean reward of the other K−1."""
@@ -151,21 +160,9 @@ class Rollout(Section):
         if len(set(self.tools)) < len(self.tools):
             yield f"tools: two are the same ({', '.join(self.tools)}); name each once"
         if not self.uses_tools:
-            yield from self.unused(
-                (
-                    *("max_turns", "max_tool_calling_iterations", "tool_parser", "environment_sandbox"),
-                    *("environment_image", "environment_python", "environment_gpus", "environment_timeout"),
-                    *("environment_workers", "environment_memory_mb"),
-                ),
-                "without tools; set tools or environment",
-            )
-        if self.environment_python and (self.environment_sandbox or self.environment_image):
-            yield (
-                "environment_python: the sandbox has the Python of the stages and an image has its own; leave out this "
-                "key, or environment_sandbox and environment_image"
-            )
-        if self.environment_sandbox and self.environment_gpus:
-            yield "environment_gpus: the sandbox has no GPUs; leave out environment_sandbox or this key"
+            of_processes = (key for key in type(self).model_fields if key.startswith("environment_"))
+            keys = ("max_turns", "max_tool_calling_iterations", "tool_parser", *of_processes)
+            yield from self.unused(keys, "without tools; set tools or environment")
         if self.environment_sandbox and any(name.startswith("openenv:") for name in self.environments.values()):
             yield (
                 "environment_sandbox: the sandbox has no network, which episodes need to reach OpenEnv's server; "
@@ -176,15 +173,16 @@ class Rollout(Section):
                 f"tools: {PYTHON_TOOL} runs each program in a sandbox of its own, which cannot start in that of "
                 "environment_sandbox; leave one of the two out"
             )
-        if self.environment_read_only and not (self.environment_sandbox or self.environment_image):
-            yield (
-                "environment_read_only: without a sandbox or an image, all files can be read; set environment_sandbox "
-                "or environment_image, or drop it"
+        if not (self.environment_sandbox or self.environment_image):
+            yield from self.unused(
+                ("environment_read_only",),
+                "without a sandbox or an image; set environment_sandbox or environment_image",
             )
-        if self.token_budget is not None:
-            yield from self._problems_of_budget(self.token_budget)
-        if self.router_replay and self.uses_tools:
-            yield "router_replay cannot be used with tools or an environment yet; leave one of the two out"
+        if self.token_budget is not None and self.token_budget >= self.max_completion_length:
+            yield (
+                f"token_budget ({self.token_budget}) cuts no completion of at most {self.max_completion_length} tokens "
+                "(max_completion_length); lower it, or leave it out"
+            )
         if self.generation_batch_size % self.num_generations:
             yield (
                 f"generation_batch_size ({self.generation_batch_size}) is not a multiple of num_generations "
@@ -192,18 +190,6 @@ class Rollout(Section):
             )
         if self.shards > self.sampled_prompts:
             yield f"shards ({self.shards}) exceeds the {self.sampled_prompts} prompts of a round; lower it"
-
-    def _problems_of_budget(self, budget: int) -> Iterator[str]:
-        if budget >= self.max_completion_length:
-            yield (
-                f"token_budget ({budget}) cuts no completion of at most {self.max_completion_length} tokens "
-                "(max_completion_length); lower it, or leave it out"
-            )
-        others = self.changed("lag", "refill", "oversample", "router_replay", "tools", "environment")
-        if self.generation_kwargs is not None and self.generation_kwargs.for_vllm:
-            others.append("generation_kwargs")
-        for key in others:
-            yield f"token_budget cannot be used with {key} yet; leave one of the two out"
 
     @property
     def uses_tools(self) -> bool:

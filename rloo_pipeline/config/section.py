@@ -49,12 +49,15 @@ class Unused(str):
 
 class Section(BaseModel):
     """A section of the configuration. It is immutable and refuses unknown keys, NaN, infinity, booleans for numbers,
-    the conflicts that `_problems` names, and keys that nothing reads without another one (`USED_WITH`).
+    the conflicts that `EXCLUDED` and `_problems` name, and keys that nothing reads without another one (`USED_WITH`).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
     # keys by the one without which nothing reads them
     USED_WITH: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    # keys, also of sections inside, and those that cannot be used with them; KEY: VALUE stands for that value, and KEY
+    # for any other than the default
+    EXCLUDED: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def changed(self, *keys: str) -> list[str]:
         """Those of these keys whose values are not the defaults."""
@@ -78,11 +81,32 @@ class Section(BaseModel):
         """A sentence for each of these keys that is set, though nothing reads it, for this reason."""
         yield from (Unused(f"{key} has no effect {reason}, or leave {key} out") for key in self.changed(*keys))
 
+    def _setting(self, name: str) -> str | None:
+        """The key, with its value if that is a number or a word, if it is set as a name in `EXCLUDED` says."""
+        key, _, asked = name.partition(": ")
+        *sections, last = key.split(".")
+        owner: Any = self
+        for section in sections:
+            owner = getattr(owner, section, None)
+        value = getattr(owner, last, None)
+        if asked:
+            return name if str(value).lower() == asked else None
+        if not value or not owner.changed(last):
+            return None
+        return f"{key}: {value}" if isinstance(value, str | int | float) and value is not True else key
+
+    def _conflicts(self) -> Iterator[str]:
+        """A sentence for each pair of keys that cannot be used together."""
+        for name, others in self.EXCLUDED.items():
+            if key := self._setting(name):
+                for other in filter(None, map(self._setting, others)):
+                    yield f"{key} cannot be used with {other}; change one of the two"
+
     @model_validator(mode="after")
     def _refuse_first_problem(self, info: ValidationInfo) -> Self:
         alone = ((key, keys) for key, keys in self.USED_WITH.items() if not getattr(self, key))
         unused = (problem for key, keys in alone for problem in self.unused(keys, f"without {key}; set that"))
-        for problem in chain(self._problems(), unused):
+        for problem in chain(self._conflicts(), self._problems(), unused):
             if not (info.context == BY_RUN and isinstance(problem, Unused)):
                 raise ValueError(problem)
         return self

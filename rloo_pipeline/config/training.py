@@ -24,15 +24,17 @@ DECIDED_BY = {
     "deepspeed.zero_stage": ("zero_optimization.stage",),
     "deepspeed.offload.optimizer": ("zero_optimization.offload_optimizer",),
     "deepspeed.offload.parameters": ("zero_optimization.offload_param",),
-    "the order in which gradients are summed": ("zero_optimization.overlap_comm",),
-    "how a trainer state is saved": ("zero_optimization.elastic_checkpoint", "checkpoint"),
-    "how a trainer state is loaded": ("zero_optimization.load_from_fp32_weights",),
-    "how a policy is saved": ("zero_optimization.stage3_gather_16bit_weights_on_model_save",),
     "deepspeed.offload, which does not use libaio": ("aio",),
     "deepspeed.gradient_checkpointing": ("activation_checkpointing",),
     "rollout": ("data_efficiency", "curriculum_learning"),
     "the model": ("sparse_gradients", "compression_training", "tensor_parallel", "pipeline"),
-    "how gradients are summed": ("prescale_gradients", "gradient_predivide_factor", "gradient_allreduce_op"),
+    "how gradients are summed": (
+        *("prescale_gradients", "gradient_predivide_factor", "gradient_allreduce_op", "zero_optimization.overlap_comm"),
+    ),
+    "how policies and trainer states are saved and loaded": (
+        *("zero_optimization.elastic_checkpoint", "zero_optimization.load_from_fp32_weights", "checkpoint"),
+        "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+    ),
     "deepspeed.sequence_parallel": ("sequence_parallel_size",),
     "deepspeed.processes": ("data_parallel_size",),
 }
@@ -255,24 +257,19 @@ class Deepspeed(Section):
         """Number of processes of a pass without gradients."""
         return self.processes if self.splits_passes else 1
 
-    @field_validator("config", mode="before")
-    @classmethod
-    def _read_config(cls, value: Any) -> Any:
-        """Reads the keys from a JSON file, so that its content, not its name, is the configuration."""
-        if not isinstance(value, str):
-            return value
-        try:
-            keys = json.loads(Path(value).read_text())
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{value}: no JSON file that can be read ({error})") from None
-        if not isinstance(keys, dict):
-            raise ValueError(f"{value}: holds no JSON object; write DeepSpeed's keys as one")
-        return keys
-
     @field_validator("config")
     @classmethod
-    def _check_config(cls, value: str | JSON | None) -> JSON | None:
-        if not isinstance(value, dict):
+    def _read_config(cls, value: str | JSON | None) -> JSON | None:
+        """Reads the keys from a JSON file, so that its content, not its name, is the configuration."""
+        if isinstance(value, str):
+            try:
+                content = json.loads(Path(value).read_text())
+            except (OSError, ValueError) as error:
+                raise ValueError(f"{value}: no JSON file that can be read ({error})") from None
+            if not isinstance(content, dict):
+                raise ValueError(f"{value}: holds no JSON object; write DeepSpeed's keys as one")
+            value = content
+        if value is None:
             return None
         keys = {key: content for key, content in flatten(value).items() if content != "auto"}
         for key, (instead, owned) in product(keys, DECIDED_BY.items()):

@@ -178,18 +178,21 @@ def test_the_page_has_small_images_and_asks_nobody_for_them(run) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rollout": {"tools": ["rloo_pipeline.environments.tools:calculator"]}}, "rollout.tools cannot be used with"),
-        ({"model": {"quantization": "nf4"}}, "model.quantization cannot be used with images"),
+        (
+            {"rollout": {"tools": ["rloo_pipeline.environments.tools:calculator"]}},
+            "image_column: image cannot be used with rollout.tools",
+        ),
+        ({"model": {"quantization": "nf4"}}, "image cannot be used with model.quantization: nf4"),
         (
             {"model": {"train_vision": True}, "update": {"lora": {}}},
             "model.train_vision cannot be used with update.lora",
         ),
-        ({"deepspeed": {"zero_stage": 3}}, "deepspeed.zero_stage: 3 cannot be used with images"),
-        ({"evaluation": {"harness": {"tasks": ["gsm8k"]}}}, "evaluation.harness cannot be used with images"),
-        ({"warmstart": mini()["warmstart"]}, "warmstart.sft cannot be used with images"),
+        ({"deepspeed": {"zero_stage": 3}}, "image cannot be used with deepspeed.zero_stage: 3"),
+        ({"evaluation": {"harness": {"tasks": ["gsm8k"]}}}, "image cannot be used with evaluation.harness"),
+        ({"warmstart": mini()["warmstart"]}, "image cannot be used with warmstart.sft"),
         (
             {"model": {"train_vision": True}, "deepspeed": {"processes": 2}},
-            "model.train_vision cannot be used with sev",
+            "model.train_vision cannot be used with deepspeed.processes: 2",
         ),
         (
             {"dataset": {"image_column": None}, "model": {"train_vision": True}},

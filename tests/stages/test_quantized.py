@@ -103,7 +103,7 @@ def test_rows_that_bitsandbytes_computes_wrongly_are_refused(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({}, "model.quantization: nf4 needs update.lora"),
+        ({"warmstart": {"sft": None}}, "model.quantization needs update.lora"),
         ({"update": {"lora": {}}, "deepspeed": {"zero_stage": 3}}, "nf4 cannot be used with deepspeed.zero_stage: 3"),
     ],
 )

@@ -29,7 +29,7 @@ def h200(tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "vllm"))
     monkeypatch.setattr(devices, "has_gpu", lambda: True)
     monkeypatch.setattr(devices, "packages_are_for_gpus", lambda: True)
-    monkeypatch.setattr(gpus, "_installed", {"nvidia-cuda-runtime": "13.0.96"}.get)
+    monkeypatch.setattr(gpus.importlib.metadata, "version", {"nvidia-cuda-runtime": "13.0.96"}.__getitem__)
     monkeypatch.setattr(gpus.image, "driver", lambda: (13, 0))
     return tmp_path
 
@@ -42,7 +42,6 @@ def test_a_machine_with_gpus_is_described_and_each_kernel_is_run(h200, monkeypat
     command = f"{sys.executable} -c"
     executable(h200, "python", f"echo $3 runs; [ $3 != nvcc ] || {command} 'raise OSError(\"no gcc\")'")
     monkeypatch.setattr(sys, "executable", str(h200 / "python"))
-    (h200 / "vllm" / "torch_compile_cache" / "a").mkdir(parents=True)
     found = list(gpus.findings(Config(**mini()), in_image=False))
     by_subject = {finding.subject: finding.message for finding in found}
     assert by_subject["GPU"] == "NVIDIA H200, 150.8 GB, compute capability 9.0"
@@ -51,7 +50,7 @@ def test_a_machine_with_gpus_is_described_and_each_kernel_is_run(h200, monkeypat
     assert by_subject["driver"] == "580.95.05, for CUDA 13.0"
     assert (by_subject["Triton"], by_subject["nvcc"]) == ("Triton runs", "does not run: OSError: no gcc")
     assert [finding.subject for finding in found if not finding.ok] == ["nvcc"]
-    assert "has 1 compiled models; a model that is not in it takes 73 s" in by_subject["vLLM's start"]
+    assert "vllm/torch_compile_cache takes 73 s to its first token" in by_subject["vLLM's start"]
 
 
 def test_in_the_image_its_own_kernels_are_not_those_of_this_environment(h200) -> None:

@@ -162,18 +162,15 @@ def test_sampling_beside_training_is_an_alternative_with_its_own_correction() ->
 @pytest.mark.parametrize(("gpus", "nodes"), [(16, 2), (32, 4)])
 def test_the_policy_of_a_70b_is_written_by_all_ranks_and_read_by_each_node(gpus, nodes) -> None:
     best = layouts.layouts(LARGE, SEVENTY, H100, gpus)[0]
-    found, seconds = exchange.reckoned(best.config, SEVENTY), best.seconds["typical"]
-    assert found.policy == 2 * SEVENTY.parameters
-    assert found.nodes == nodes
-    assert found.written * speeds.WRITING.typical * gpus == pytest.approx(found.policy)
+    policy, seconds = 2 * SEVENTY.parameters, best.seconds["typical"]
+    written = policy / (speeds.WRITING.typical * gpus)
     parallel = best.config.vllm.tensor_parallel_size
     rate = 1 / (1 / (manifest.READERS * speeds.DIGESTING.typical) + 1 / (parallel * speeds.LOADING.typical))
-    assert found.read * rate == pytest.approx(found.policy)
-    bytes_of_a_round = (1 + 1 + nodes) * found.policy
-    assert bytes_of_a_round / found.bandwidth(seconds) == pytest.approx(seconds / 10)
+    bandwidth = (1 + 1 + nodes) * policy / (seconds / 10)
     text = printed(plan_gpus, LARGE, SEVENTY, H100, gpus, width=200)
-    assert re.search(rf"policy of a round: 141\.1 GB; writing takes about {found.written:.1f} s and reading", text)
-    assert f"gives {found.bandwidth(seconds) / 1e9:.1f} GB/s to all nodes" in text
+    times = f"writing takes about {written:.1f} s and reading {policy / rate:.1f} s"
+    assert f"policy of a round: 141.1 GB; {times}" in text
+    assert f"gives {bandwidth / 1e9:.1f} GB/s to all nodes" in text
 
 
 def test_the_queue_is_not_estimated_for_settings_that_are_compared() -> None:

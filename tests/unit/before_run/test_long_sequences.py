@@ -23,7 +23,7 @@ SMALL = ModelDims(1024, 16, 1024, 512, 3072, 32000, 300_000_000, query_heads=16)
 SHARED = {"processes": 2, "sequence_parallel": 2}
 REFUSED = {
     r"sequence_parallel \(2\) does not divide processes \(3\)": {"deepspeed": {**SHARED, "processes": 3}},
-    "sequence_parallel cannot be used with images yet": {
+    "dataset.image_column: image cannot be used with deepspeed.sequence_parallel: 2": {
         "deepspeed": SHARED,
         "dataset": {"image_column": "image"},
         "warmstart": {"sft": None},
@@ -31,12 +31,15 @@ REFUSED = {
     r"decode_context_parallel_size \(2\) does not divide tensor_parallel_size \(1\)": {
         "vllm": {"decode_context_parallel_size": 2}
     },
-    "decode_context_parallel_size cannot be used with rollout.router_replay": {
+    "router_replay cannot be used with vllm.decode_context_parallel_size: 2": {
         "vllm": {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},
         "rollout": {"router_replay": True},
     },
-    "sequence_parallel cannot be used with model.dtype: float16": {"deepspeed": SHARED, "model": {"dtype": "float16"}},
-    "gradient_checkpointing: offload cannot be used with model.dtype: float16": {
+    "model.dtype: float16 cannot be used with deepspeed.sequence_parallel: 2": {
+        "deepspeed": SHARED,
+        "model": {"dtype": "float16"},
+    },
+    "model.dtype: float16 cannot be used with deepspeed.gradient_checkpointing: offload": {
         "deepspeed": {"gradient_checkpointing": "offload"},
         "model": {"dtype": "float16"},
     },

@@ -20,9 +20,15 @@ def config_of(**keys) -> Config:
     [
         ({"environment_sandbox": True, "tools": []}, "environment_sandbox has no effect without tools; set"),
         ({"environment_image": "a.sif", "tools": []}, "environment_image has no effect without tools"),
-        ({"environment_python": "python", "environment_sandbox": True}, "environment_python: the sandbox has the"),
+        (
+            {"environment_python": "python", "environment_sandbox": True},
+            "environment_python: python cannot be used with environment_sandbox",
+        ),
         ({"environment_gpus": 1, "tools": []}, "environment_gpus has no effect without tools"),
-        ({"environment_sandbox": True, "environment_gpus": 1}, "environment_gpus: the sandbox has no GPUs; leave out"),
+        (
+            {"environment_sandbox": True, "environment_gpus": 1},
+            "environment_gpus: 1 cannot be used with environment_sandbox",
+        ),
         ({"environment_sandbox": True, "tools": [PYTHON]}, "python runs each program in a sandbox of its own, which"),
         (
             {"environment_sandbox": True, "environment": {"game": "openenv:http://node:8000"}},
@@ -30,7 +36,7 @@ def config_of(**keys) -> Config:
         ),
         (
             {"environment_read_only": ["words"]},
-            "environment_read_only: without a sandbox or an image, all files can be",
+            "environment_read_only has no effect without a sandbox or an image; set",
         ),
     ],
 )

@@ -4,14 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from helpers import mini
 
-from rloo_pipeline.config import STAGES, Config
-from rloo_pipeline.config.error_messages import REMOVED
-from rloo_pipeline.config.loading import load, sealed
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.config import STAGES, Config, run
 
 KEYS = Path(__file__).with_name("finished_runs.yaml")
 """The keys that decide the results of a run without optional sections, by section."""
@@ -37,21 +33,17 @@ def test_what_decides_a_run_without_a_new_key_is_what_decided_it_before() -> Non
     assert {section: sorted(keys) for section, keys in decides.items()} == yaml.safe_load(KEYS.read_text())
 
 
-@pytest.mark.parametrize("path", REMOVED)
-def test_a_removed_key_gives_a_one_line_error_but_a_finished_run_may_have_it(path: str, tmp_path: Path) -> None:
-    section, key = path.split(".")
-    config, file = (
-        mini(judge={"function": "a.py:b"}, select={}, dataset={"dev": {"path": "a.jsonl"}}),
-        tmp_path / "c.yaml",
-    )
-    value: object = {"timeout_value": 0.5, "train": "auto"}.get(key, 1)
-    holder = config[section][0] if section == "rewards" else config.setdefault(section, {})
-    holder |= {key: value} | ({"on_timeout": "value"} if key == "timeout_value" else {})
-    text = yaml.safe_dump(config)
-    file.write_text(text)
-    with pytest.raises(UserError, match=rf"c.yaml: key '{section}.*{key}' was removed: {REMOVED[path][:9]}"):
-        load(file)
-    file.write_text(sealed(text))
-    run = load(file)
-    if key == "timeout_value":
-        assert (run.rewards[0] if section == "rewards" else run.judge).on_timeout == 0.5
+def test_a_key_that_came_later_changes_no_parameters_of_runs_without_it(monkeypatch) -> None:
+    added = {"update.lora.use_rslora": False, "algorithm.teacher.beta": 1.0, "dataset.split_special_tokens": None}
+    monkeypatch.setattr(run, "ADDED_KEYS", added)
+    teacher = {"beta": 0, "importance_sampling_level": "token", "teacher": {"name_or_path": "x", "top_k": 8}}
+
+    def deciding(rslora: bool, beta: float, split: bool | None) -> list[set[str]]:
+        keys = {"update": {"lora": {"use_rslora": rslora}}, "dataset": {"split_special_tokens": split}}
+        config = Config(**mini(algorithm=teacher | {"teacher": teacher["teacher"] | {"beta": beta}}, **keys))
+        update, prompts = config.params("update"), config.params("prompts")
+        return [{*update["update"]["lora"]}, {*update["algorithm"]["teacher"]}, {*prompts["dataset"]}]
+
+    names = [path.rpartition(".")[2] for path in added]
+    assert not any(name in keys for name, keys in zip(names, deciding(False, 1.0, None), strict=True))
+    assert all(name in keys for name, keys in zip(names, deciding(True, 0.5, False), strict=True))

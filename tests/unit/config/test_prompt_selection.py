@@ -1,13 +1,10 @@
 """`dataset.select`: what is refused, and which stages a change of it runs again."""
 
-import json
-
 import pytest
 from helpers import mini
 
 from rloo_pipeline.config import STAGES, Config
 from rloo_pipeline.config.loading import load_rewards, validate
-from rloo_pipeline.config.run import ADDED_KEYS
 from rloo_pipeline.errors import UserError
 
 
@@ -31,14 +28,6 @@ def test_what_selects_nothing_gives_a_one_line_error(select, correct, message) -
     with pytest.raises(UserError, match=r"^[^\n]+$") as refused:
         validate(mini(dataset={"select": select}, correct={"reward": correct}), "test.yaml")
     assert message in str(refused.value)
-
-
-def test_a_run_that_selects_nothing_has_the_parameters_that_it_had() -> None:
-    config = Config(**mini())
-    for stage in ("rollout", "difficulty", "report"):
-        assert "dataset" not in config.params(stage)
-    for stage in ("stage-assets", "prompts", "warmstart", "checks"):
-        assert "select" not in config.params(stage)["dataset"]
 
 
 @pytest.mark.parametrize(
@@ -81,20 +70,3 @@ def test_other_rewards_can_be_tried_on_a_run_that_selects(tmp_path) -> None:
     file = tmp_path / "rewards.yaml"
     file.write_text("rewards:\n  - {function: 'rloo_pipeline.rewards.format:shows_work', name: other}\n")
     assert [reward.column for reward in load_rewards(file, with_select(weights="online"))] == ["other"]
-
-
-def test_keys_that_came_later_change_no_parameters_of_runs_without_them() -> None:
-    config = Config(**mini(update={"lora": {}}))
-    shown = json.dumps([config.params(stage) for stage in STAGES])
-    named_twice = {"dataset.select", "rollout.quantization", "algorithm.teacher.beta", "algorithm.teacher.top_k"}
-    later = {path.rpartition(".")[2] for path in ADDED_KEYS.keys() - named_twice}
-    assert len(later) > 3
-    assert not [key for key in later if f'"{key}"' in shown]
-    teacher = {"beta": 0, "importance_sampling_level": "token", "teacher": {"name_or_path": "x"}}
-    assert not {"beta", "top_k"} & Config(**mini(algorithm=teacher)).params("teacher")["algorithm"]["teacher"].keys()
-    stops = mini()
-    stops["rollout"] |= {"generation_kwargs": {"stop": ["#"]}}
-    assert "repetition_detection" not in Config(**stops).params("rollout")["rollout"]["generation_kwargs"]
-    changed = Config(**mini(update={"lora": {"use_rslora": True}}, dataset={"split_special_tokens": False}))
-    assert changed.params("update")["update"]["lora"]["use_rslora"] is True
-    assert changed.params("prompts")["dataset"]["split_special_tokens"] is False

@@ -22,7 +22,6 @@ def warmstart_params(sft: bool = True, **deepspeed: object) -> dict:
 @pytest.mark.parametrize("deepspeed", DECIDING)
 def test_policy_0_after_sft_depends_on_how_sft_was_trained(deepspeed) -> None:
     plain = warmstart_params()
-    assert "deepspeed" not in plain, "finished runs have the parameters that they had"
     assert warmstart_params(**deepspeed) != plain
     assert warmstart_params(sft=False, **deepspeed) == warmstart_params(sft=False)
     assert warmstart_params(threads=3, gradient_checkpointing=True, max_tokens_per_micro_batch=64) == plain

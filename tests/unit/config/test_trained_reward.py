@@ -20,7 +20,9 @@ REFUSED = {
     "reward_model: no reward uses it": {"rewards": [USED | {"options": {"model": "x"}}, *mini()["rewards"]]},
     "reward_model is trained without output": {"rewards": [USED | {"options": {"output": 1}}, *mini()["rewards"]]},
     "give at most one of name_or_path and build": {"reward_model": {"name_or_path": "a", "build": "b:c"}},
-    "with deepspeed.sequence_parallel yet": {"deepspeed": {"processes": 2, "sequence_parallel": 2}},
+    "reward_model cannot be used with deepspeed.sequence_parallel: 2": {
+        "deepspeed": {"processes": 2, "sequence_parallel": 2}
+    },
 }
 
 

@@ -78,8 +78,8 @@ def test_a_masked_completion_has_no_kl_to_the_teacher() -> None:
 
 
 REFUSED = {
-    "teacher gives each token its own advantage": {"importance_sampling_level": "sequence"},
-    "filter_zero_variance drops groups": {"filter_zero_variance": True},
+    "teacher needs tokens as actions": {"importance_sampling_level": "sequence"},
+    "filter_zero_variance cannot be used with teacher": {"filter_zero_variance": True},
     "rollout.oversample: 2": {"rollout": {"oversample": 2}},
     "rollout.top_p": {"rollout": {"top_p": 0.9}},
     "exactly one of name_or_path and build": {"teacher": {"build": "a:b", **TEACHER}},

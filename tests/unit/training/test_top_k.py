@@ -235,5 +235,5 @@ def test_with_top_k_a_completion_can_be_one_action_and_no_pass_for_old_log_probs
     section = {"beta": 0, "teacher": {"name_or_path": "x", "top_k": 4}}
     algorithm = Algorithm.model_validate(section)
     assert not algorithm.needs_old_pass
-    with pytest.raises(ValueError, match="teacher gives each token its own advantage"):
+    with pytest.raises(ValueError, match="teacher needs tokens as actions"):
         Algorithm.model_validate({"beta": 0, "teacher": {"name_or_path": "x"}})
