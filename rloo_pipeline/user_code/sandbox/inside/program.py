@@ -15,7 +15,7 @@ from types import CoroutineType, ModuleType
 from typing import Any
 
 from rloo_pipeline.user_code.sandbox.inside.limits import apply, begin
-from rloo_pipeline.user_code.sandbox.inside.wire import Wire, decode, decode_error, encode, encode_error
+from rloo_pipeline.user_code.sandbox.inside.wire import Wire, builtin_base, decode, decode_error, encode, encode_error
 
 
 @functools.cache
@@ -123,10 +123,8 @@ class ProgramServer:
             self._objects.append(value)
         if isinstance(value, CoroutineType):
             return ["a", number]
-        base_names = []
-        if isinstance(value, type) and issubclass(value, Exception):
-            base_names = [base.__name__ for base in value.__mro__ if getattr(builtins, base.__name__, None) is base]
-        return ["h", [number, getattr(value, "__name__", "") if base_names else "", *base_names[:1]]]
+        is_exception = isinstance(value, type) and issubclass(value, Exception)
+        return ["h", number, *([value.__name__, builtin_base(value).__name__] if is_exception else [])]
 
     def _decode(self, message: Any) -> Any:
         return decode(message, self._resolve)

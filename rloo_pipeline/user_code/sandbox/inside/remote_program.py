@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from types import CoroutineType
 from typing import Any
 
-from rloo_pipeline.user_code.sandbox.inside.wire import Wire, decode, decode_error, encode, encode_error
+from rloo_pipeline.user_code.sandbox.inside.wire import Wire, builtin_base, decode, decode_error, encode, encode_error
 
 ENDS_OF_LOOPS: dict[type[Exception], str] = {StopIteration: "next", StopAsyncIteration: "anext"}
 """Exceptions that end a loop, and the operation that may raise them."""
@@ -123,13 +123,12 @@ class ProgramProxy:
         asynchronous = getattr(getattr(value, "__code__", None), "co_flags", 0) & CO_COROUTINE
         return ["K" if asynchronous else "k", len(self._callbacks) - 1]
 
-    def _resolve(self, tag: str, content: Any) -> Any:
+    def _resolve(self, tag: str, number: int, *names: str) -> Any:
         if tag in "kK":
-            return self._callbacks[content]
+            return self._callbacks[number]
         if tag == "a":
-            return _awaited(RemoteObject(self, int(content)))
-        number, name, *base_names = content
-        return self._class(name, base_names[0]) if base_names else RemoteObject(self, int(number))
+            return _awaited(RemoteObject(self, int(number)))
+        return self._class(*names) if names else RemoteObject(self, int(number))
 
     def _error(
         self, do: str, name: str, base_name: str, args: list[Any], attributes: dict[str, Any], text: str
@@ -216,7 +215,7 @@ class RemoteObject:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         with _suppressing(error):
-            self._request("exit", _nearest_builtin(kind))
+            self._request("exit", kind and builtin_base(kind))
 
     def __await__(self) -> Any:
         return self._request("await")
@@ -230,7 +229,7 @@ class RemoteObject:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         with _suppressing(error):
-            self._request("aexit", _nearest_builtin(kind))
+            self._request("aexit", kind and builtin_base(kind))
 
     def __iter__(self) -> Iterator[Any]:
         items = self._request("iter")
@@ -250,10 +249,6 @@ class RemoteObject:
 def _suppressing(error: BaseException | None) -> AbstractContextManager[None]:
     """Suppresses an exception from the program's `__exit__` if the tests' own error should propagate."""
     return nullcontext() if error is None else suppress(Exception)
-
-
-def _nearest_builtin(kind: type[BaseException] | None) -> type | None:
-    return kind and next(base for base in kind.__mro__ if getattr(builtins, base.__name__, None) is base)
 
 
 def _replace_content(target: Any, after: Any) -> None:
