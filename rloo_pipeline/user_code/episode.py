@@ -135,7 +135,7 @@ class Episode(CallerOfUserCode):
         seed_generators(request.seed)
         self.reference, factory = self.code.environments[request.environment]
         try:
-            self.environment = self._run(contract.create, self.reference, factory)
+            self.environment = self._run(factory)
             kind = type(self.environment)
             self.tools |= {name: getattr(self.environment, name) for name in contract.tool_methods(kind)}
             observation = self._run(self.environment.reset, **self._arguments_of_reset(request.row))
@@ -154,14 +154,6 @@ class Episode(CallerOfUserCode):
     def _arguments_of_reset(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """The columns that reset accepts. TRL passes all of them, and refuses a reset without `**kwargs`."""
         signature = signature_of(self.environment.reset)
-        function = getattr(self.environment.reset, "__func__", None)
-        first = next(iter(inspect.signature(function).parameters.values()), None) if function else None
-        if first and signature.variadic and first.kind is first.POSITIONAL_OR_KEYWORD and first.name in row:
-            raise UserError(
-                f"'{self.reference}': the dataset has a column '{first.name}', as the first parameter of "
-                f"{type(self.environment).__name__}.reset is called; rename the column, or write "
-                f"`def reset({first.name}, /, **row)`"
-            )
         for name in signature.required:
             if name not in row:
                 raise UserError(
