@@ -120,14 +120,13 @@ def _serve(parent: ParentConnection, board: StatusBoard, start: Start) -> None:
 
 def _calls(batch: CallBatch, constants: dict[str, Any]) -> Iterator[Call]:
     columns = [(name, _unshared(values)) for name, values in batch.columns.items()]
-    mutable: dict[str, Any] = {name: value for name, value in constants.items() if isinstance(value, list | dict)}
-    first = next(iter(batch.calls.values())).rows.start
+    mutable = {name: value for name, value in constants.items() if isinstance(value, list | dict)}
+    end = 0
     for number, (rows, deadline) in batch.calls.items():
-        arguments = {name: values[rows.start - first : rows.stop - first] for name, values in columns}
-        arguments.update(constants)
-        if mutable:  # copied, because a function may change its arguments, and the next call must not see that
-            arguments.update(copy.deepcopy(mutable))
-        yield Call(number, rows, arguments, deadline)
+        first, end = end, end + len(rows)
+        arguments = {name: values[first:end] for name, values in columns}
+        # copied, because a function may change its arguments, and the next call must not see that
+        yield Call(number, rows, arguments | constants | copy.deepcopy(mutable), deadline)
 
 
 def _unshared(values: list[Any]) -> list[Any]:
