@@ -29,6 +29,7 @@ from urllib.parse import urlsplit
 
 from rloo_pipeline.artifacts.prompt_set import content_text
 from rloo_pipeline.errors import UserError, did_you_mean, one_line
+from rloo_pipeline.rewards.format import compiled
 from rloo_pipeline.user_code.completion_text import THINK_START, after_thinking, text_of
 from rloo_pipeline.user_code.reward_call import OTHERS, score_refused, unscored
 
@@ -130,7 +131,9 @@ async def judge_reward(
         raise UserError(
             f"{REWARD}: the environment variable {api_key_env} (api_key_env) is not set; export it before the run"
         )
-    compiled = _compiled(pattern)
+    regular = compiled(REWARD, pattern)
+    if regular.groups != 1:
+        raise UserError(f"{REWARD}: the option pattern '{pattern}' must have one group, the score")
     if not lowest < highest:
         raise UserError(f"{REWARD}: lowest ({lowest:g}) must be below highest ({highest:g})")
     if min(attempts, concurrency) < 1:
@@ -169,7 +172,7 @@ async def judge_reward(
             raise UserError(
                 f"{REWARD}: {url} did not answer with a chat completion ({readable(error)}); check base_url"
             ) from None
-        value = _score_in(reply, compiled)
+        value = _score_in(reply, regular)
         if value is None or not lowest <= value <= highest:
             unscored(place, f"got a reply of {model} without a score from {lowest:g} to {highest:g}")
             return None
@@ -258,18 +261,6 @@ def _shown(completion: Any, with_thinking: bool) -> str:
     if with_thinking:
         return text
     return after_thinking(text).partition(THINK_START)[0].strip()
-
-
-def _compiled(pattern: str) -> re.Pattern[str]:
-    try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        raise UserError(
-            f"{REWARD}: the option pattern '{pattern}' is not a regular expression ({error}); correct it"
-        ) from error
-    if compiled.groups != 1:
-        raise UserError(f"{REWARD}: the option pattern '{pattern}' must have one group, the score")
-    return compiled
 
 
 def _score_in(reply: str, pattern: re.Pattern[str]) -> float | None:
