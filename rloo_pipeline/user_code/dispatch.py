@@ -25,7 +25,6 @@ from rloo_pipeline.user_code.worker_process import (
     adopt_orphans,
     describe_exit,
     end_orphans,
-    reap_orphans,
 )
 
 if TYPE_CHECKING:
@@ -102,7 +101,6 @@ class WorkerPools:
                         job.check_signature(worker.signature)
             while self._step(more):
                 pass
-        reap_orphans(self.others | {worker.process.pid for worker in chain(*self.started)})
         return [job.results for job in jobs]
 
     def _step(self, more: bool) -> bool:
@@ -112,7 +110,7 @@ class WorkerPools:
         if not pairs:
             return False
         soonest = min(worker.next_end() for _, worker in pairs) - time.monotonic()
-        wait([worker.reader.file for _, worker in pairs], max(0.0, min(POLL_SECONDS, soonest)))
+        wait([worker.file for _, worker in pairs], max(0.0, min(POLL_SECONDS, soonest)))
         for job, worker in pairs:
             self._handle_messages(job, worker)
         return True

@@ -30,6 +30,8 @@ from rloo_pipeline.user_code.episode import (
     error_text,
 )
 from rloo_pipeline.user_code.fork_server_process import ForkServerProcess
+from rloo_pipeline.user_code.messages import NO_MESSAGE
+from rloo_pipeline.user_code.worker_process import describe_exit
 
 IMPORT_SECONDS = 600.0
 """Time limit for importing environments and tools and making their schemas."""
@@ -218,7 +220,7 @@ class EnvironmentPool:
         ends = [connection.deadline for connection in self._open.values()]
         ends += [self._end_by] if self._ending else []
         seconds = max(0.0, min(seconds, min(ends, default=math.inf) - time.monotonic()))
-        files: list[Any] = [one.reader.file for one in self._open.values() if not one.fault]
+        files: list[Any] = [one.file for one in self._open.values() if not one.fault]
         files.append(self._fork_server.control)
         wait(files, None if math.isinf(seconds) else seconds)
         for episode, connection in list(self._open.items()):
@@ -228,7 +230,7 @@ class EnvironmentPool:
             self._ended(serial, code)
         for episode, connection in list(self._open.items()):
             if connection.deadline < time.monotonic():
-                self._lose(episode, connection.late())
+                self._lose(episode, connection.fault or f"took over {connection.timeout:g} s")
         if self._ending and self._end_by < time.monotonic():
             raise UserError(
                 f"the process from which environments are forked has not ended one within {END_SECONDS:g} s; an "
@@ -255,7 +257,7 @@ class EnvironmentPool:
                 if done := connection.done():
                     self._finish_request(episode, connection, done)
                 if episode in self._open:
-                    self._lose(episode, connection.exit(code))
+                    self._lose(episode, NO_MESSAGE if connection.fault is NO_MESSAGE else describe_exit(code))
         self._ending.discard(serial)  # what was lost or finished here is told to exit, too
 
     def _finish_request(self, episode: int, connection: Connection, done: RequestDone) -> None:

@@ -158,7 +158,7 @@ class WorkerProcess(UserCodeProcess):
     @property
     def disturbed(self) -> bool:
         """True if the function wrote to the connection or closed it, so that results may be lost."""
-        return self.fault is not None or self.reader.in_message
+        return self.fault is not None or bool(self.unread)
 
     def next_end(self) -> float:
         """The next deadline of a call, on the monotonic clock."""
@@ -222,14 +222,6 @@ def reap_group(leader: int) -> None:
         while True:
             os.killpg(leader, 0)  # is one left? Its id may be another group's by now, so no signal
             os.waitpid(-leader, 0)
-
-
-def reap_orphans(others: frozenset[int]) -> None:
-    """Reaps orphans that have ended; `others` are children of this process that stay."""
-    for child, (session, _) in _children().items():
-        if child not in others and session != os.getsid(0):
-            with suppress(ChildProcessError):
-                os.waitpid(child, os.WNOHANG)
 
 
 def end_orphans(others: frozenset[int]) -> None:

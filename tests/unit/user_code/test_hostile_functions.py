@@ -17,7 +17,6 @@ from rloo_pipeline.user_code.messages import (
     LENGTH,
     BadMessageError,
     Done,
-    MessageReader,
     Ready,
     Start,
     UserCodeProcess,
@@ -194,15 +193,15 @@ def test_reports_keep_every_bit() -> None:
 
 
 def test_messages_arrive_whole_in_whatever_pieces_they_are_sent() -> None:
-    reader, writer = os.pipe()
-    channel, data = MessageReader(reader), b"".join(LENGTH.pack(size) + b"x" * size for size in (3, 0, 5))
-    arrived = []
-    for place in range(len(data)):
-        os.write(writer, data[place : place + 1])
-        arrived += channel.arrived(10)
-    assert arrived == [b"xxx", b"", b"xxxxx"]
-    os.write(writer, LENGTH.pack(11))
-    with pytest.raises(BadMessageError):
-        channel.arrived(10)
-    os.close(writer)
-    os.close(reader)
+    process, arrived = UserCodeProcess(), list[Done]()
+    read = partial(process.read, 100, {"Done": Done}, arrived.append)
+    sent = [Done([number], [0.5], [[1.0]], {}) for number in range(3)]
+    for byte in b"".join(LENGTH.pack(len(report)) + report for report in (encode_report([done]) for done in sent)):
+        process.other_end.send(bytes([byte]))
+        read()
+    assert (arrived, process.fault) == (sent, None)
+    process.other_end.send(LENGTH.pack(101))
+    read()
+    assert process.fault == DISTURBED
+    process.close()
+    process.other_end.close()
