@@ -13,7 +13,7 @@ The judge gets the prompt, with `[image]` for each image, and the answer after t
 reply has no score, has one out of range, or is cut off at `max_tokens`, the score is None, with a reason in the column
 `error`. The same goes for a request that the endpoint refuses because of its content. But if it accepts another
 completion of the same prompt, the refused one, which may be too long for the judge's context, gets 0. The reward's
-`timeout` in the configuration must cover all attempts together.
+`timeout` in the configuration must cover all attempts together; its `concurrency` limits the requests at a time.
 
 As the `judge` of a configuration, the function compares two completions with PAIR_TEMPLATE. A refused pair gets None.
 """
@@ -85,7 +85,6 @@ async def judge_reward(
     show_thinking: bool = False,
     max_tokens: int = 512,
     extra_body: dict[str, Any] | None = None,
-    concurrency: int = 16,
     timeout: float = 120.0,
     attempts: int = 5,
     api_key_env: str | None = None,
@@ -107,7 +106,6 @@ async def judge_reward(
         show_thinking: also show the judge the thinking.
         max_tokens: maximum number of tokens in the judge's reply.
         extra_body: more keys of the request, such as `{chat_template_kwargs: {enable_thinking: false}}`.
-        concurrency: maximum number of concurrent requests, over all calls in a process.
         timeout: time limit of a request in seconds, from its start to the last byte of the answer.
         attempts: number of attempts per request, including the first. The waits between them grow.
         api_key_env: name of the environment variable with the endpoint's key; the key is never logged.
@@ -136,8 +134,8 @@ async def judge_reward(
         raise UserError(f"{REWARD}: the option pattern '{pattern}' must have one group, the score")
     if not lowest < highest:
         raise UserError(f"{REWARD}: lowest ({lowest:g}) must be below highest ({highest:g})")
-    if min(attempts, concurrency) < 1:
-        raise UserError(f"{REWARD}: attempts ({attempts}) and concurrency ({concurrency}) must be at least 1")
+    if attempts < 1:
+        raise UserError(f"{REWARD}: attempts ({attempts}) must be at least 1")
     if other_completions is not None:
         row_columns[OTHERS] = [_shown(other, show_thinking) for other in other_completions]
     template = template or (TEMPLATE if other_completions is None else PAIR_TEMPLATE)
@@ -145,8 +143,7 @@ async def judge_reward(
         _question(template, prompt, _shown(completion, show_thinking), {n: row_columns[n][row] for n in row_columns})
         for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True))
     ]
-    loop = asyncio.get_running_loop()
-    client, limit = _client(loop, base_url, key, timeout, attempts, concurrency)
+    client = _client(asyncio.get_running_loop(), base_url, key, timeout, attempts)
     refused: dict[int, str] = {}
 
     def readable(error: object) -> str:
@@ -154,8 +151,7 @@ async def judge_reward(
 
     async def judge(place: int, question: str) -> float | None:
         try:
-            async with limit:
-                reply = await _reply(client, question, model, max_tokens, extra_body)
+            reply = await _reply(client, question, model, max_tokens, extra_body)
         except openai.APIStatusError as error:
             status = f"with status {error.status_code} ({readable(error.message)})"
             if error.status_code in REFUSED_CONTENT:
@@ -187,10 +183,8 @@ async def judge_reward(
 
 
 @lru_cache(maxsize=1)
-def _client(
-    _loop: asyncio.AbstractEventLoop, base_url: str, key: str, timeout: float, attempts: int, concurrency: int
-) -> tuple[AsyncOpenAI, asyncio.Semaphore]:
-    """The client that all calls in an event loop share, to reuse connections, and the limit on its requests."""
+def _client(_loop: asyncio.AbstractEventLoop, base_url: str, key: str, timeout: float, attempts: int) -> AsyncOpenAI:
+    """The client that all calls in an event loop share, so that connections are reused."""
     import httpx2
     import openai
 
@@ -204,7 +198,7 @@ def _client(
             except TimeoutError:
                 raise httpx2.ReadTimeout(f"no whole answer within {timeout:g} s", request=request) from None
 
-    client = openai.AsyncOpenAI(
+    return openai.AsyncOpenAI(
         base_url=base_url,
         api_key=key or "none",  # OPENAI_API_KEY and similar variables belong to another server
         organization="",
@@ -213,7 +207,6 @@ def _client(
         max_retries=attempts - 1,
         http_client=BoundedClient(timeout=timeout, follow_redirects=False),  # never send completions to another host
     )
-    return client, asyncio.Semaphore(concurrency)
 
 
 async def _reply(
