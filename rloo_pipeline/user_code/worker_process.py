@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -168,22 +167,16 @@ class WorkerProcess(UserCodeProcess):
 
     def kill(self) -> int:
         """Kills the process, its process group and, if it still runs, its descendants. Returns the exit code."""
-        import psutil  # another Python, which imports this module for its environments, may lack it
-
         self.close()
         if self._killed:  # its id may be another process's by now
             return self.process.wait()
         self._killed = True
-        descendants: list[psutil.Process] = []
-        with suppress(psutil.Error):  # it has ended, or /proc hides processes of other users
-            if self.process.poll() is None:
-                descendants = psutil.Process(self.process.pid).children(recursive=True)
+        others = frozenset(_children()) if self.process.poll() is None else None
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        for descendant in descendants:  # some are in sessions of their own
-            with suppress(psutil.Error):  # it has ended, or runs as another user
-                descendant.kill()
         exit_code = self.process.wait()
+        if others is not None:
+            end_orphans(others)  # those of its children that are in sessions of their own
         reap_group(self.process.pid)
         return exit_code
 
@@ -201,9 +194,7 @@ class WorkerProcess(UserCodeProcess):
         """
         dismissed = self._socket.fileno() < 0
         if dismissed and self.process.poll() is None:
-            end = process_end.readable_after(self.process.pid)  # Popen.wait with a timeout polls with sleeps
-            wait([end], max(0.0, deadline - time.monotonic()))
-            os.close(end)
+            process_end.wait(self.process.pid, deadline - time.monotonic())  # Popen.wait polls with sleeps
         self.kill()
 
 
