@@ -16,8 +16,8 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from rloo_pipeline import import_string, seeds
-from rloo_pipeline.errors import UserError, one_line
+from rloo_pipeline import seeds
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.transformers_internals import optional_parts
 from rloo_pipeline.user_code import contract
 from rloo_pipeline.user_code.contract import EnvironmentCode, ToolSet
@@ -108,7 +108,6 @@ class Episode(CallerOfUserCode):
     def __init__(self, code: EnvironmentCode) -> None:
         super().__init__()
         self.code = code
-        self.reference = ""
         self.environment: Any = None
         self.tools: dict[str, Callable[..., Any]] = {name: tool for name, (_, tool) in code.tools.items()}
 
@@ -224,9 +223,7 @@ class Episode(CallerOfUserCode):
         if isinstance(error, UserError):
             raise error
         traceback.print_exception(error)
-        where = import_string.error_location(error, self.reference)
-        message = f"{method} of '{self.reference}' raised {type(error).__name__}: {one_line(error, 500)}"
-        return RequestDone(lost=one_line(message, 500) + where)
+        return RequestDone(lost=f"{method} of '{self.reference}' {self.raised(error)}")
 
 
 def seed_generators(seed: int) -> None:

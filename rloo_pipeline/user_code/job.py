@@ -104,9 +104,8 @@ class ScoringJob:
                         "column 'completion_ids'"
                     )
                 columns = [column for column in self.offered if column not in OWN_ARGUMENTS]
-                hint = did_you_mean(name, columns, 0.8) or f"; there are {', '.join(sorted(columns))}"
-                if f"{name}s" in OWN_ARGUMENTS:
-                    hint = f"; did you mean '{name}s', the list of all in a call?"
+                similar = did_you_mean(name, [*columns, *OWN_ARGUMENTS], 0.8)
+                hint = similar or f"; there are {', '.join(sorted(columns))}"
                 raise UserError(f"{self.label} needs a column '{name}', which the dataset lacks{hint}")
         self.signature = signature
 

@@ -77,7 +77,6 @@ class EnvironmentPool:
         """
         self.names = contract.by_name(environment)
         self.workers, self.timeout = workers, timeout
-        self._mapping = isinstance(environment, Mapping)
         self._episodes: dict[int, OpenEpisode] = {}
         self._open: dict[int, Connection] = {}
         """Processes of the episodes that have one."""
@@ -133,8 +132,8 @@ class EnvironmentPool:
         Raises:
             UserError: the row names no environment of the configuration.
         """
-        if not self._mapping:
-            return "" if self.names else None
+        if not self.names or "" in self.names:
+            return next(iter(self.names), None)
         name = row.get("environment")
         if name not in self.names:
             raise UserError(
@@ -159,7 +158,7 @@ class EnvironmentPool:
         if name is None:
             self._answers.append(Answer(episode, "reset"))
         else:
-            columns = {key: value for key, value in row.items() if not (self._mapping and key == "environment")}
+            columns = {key: value for key, value in row.items() if not name or key != "environment"}
             self._queue.append((episode, "reset", BeginEpisode(name, columns, seed)))
 
     def call(self, episode: int, calls: Sequence[tuple[str, Any]]) -> None:

@@ -170,8 +170,13 @@ def only_in(process: int) -> Iterator[None]:
 class CallerOfUserCode:
     """Calls user functions in this process."""
 
-    def __init__(self) -> None:
-        self.pid = os.getpid()
+    def __init__(self, reference: str = "") -> None:
+        self.pid, self.reference = os.getpid(), reference
+
+    def raised(self, error: BaseException) -> str:
+        """Describes an exception of the function or its class, in words that follow its name."""
+        message = one_line(f"raised {type(error).__name__}: {one_line(error, 500)}", 500)
+        return message + import_string.error_location(error, self.reference)
 
     @cached_property
     def loop(self) -> asyncio.Runner:
@@ -189,8 +194,8 @@ class _Scorer(CallerOfUserCode):
     def __init__(
         self, function: Callable[..., Any], start: Start, parent: ParentConnection, board: StatusBoard
     ) -> None:
-        super().__init__()
-        self.function, self.reference, self.parent, self.board = function, start.function, parent, board
+        super().__init__(start.function)
+        self.function, self.parent, self.board = function, parent, board
 
     def call_in_turn(self, calls: Iterator[Call]) -> None:
         """Makes one call after another on this thread."""
@@ -263,10 +268,8 @@ class _Scorer(CallerOfUserCode):
         if isinstance(error, UserError):
             rows = reward_call.rows_text(call.rows)
             return Failed(call.number, seconds, bad=f"cannot continue with {rows}: {error}")
-        message = one_line(f"raised {type(error).__name__}: {one_line(error, 500)}", 500)
-        message += import_string.error_location(error, self.reference)
         text = "".join(traceback.format_exception(error))
-        return Failed(call.number, seconds, raised=message, traceback=text[-TRACEBACK_CHARACTERS:])
+        return Failed(call.number, seconds, raised=self.raised(error), traceback=text[-TRACEBACK_CHARACTERS:])
 
 
 def _add(results: list[Message], call: Call, seconds: float, scores: reward_call.Scores, notes: dict[int, str]) -> Done:

@@ -98,14 +98,13 @@ def test_a_flood_of_messages_does_not_stop_the_deadline(tmp_path) -> None:
     assert time.monotonic() - began < 300
 
 
-@pytest.mark.parametrize("number", ["0", "99"])
-def test_a_function_that_overwrites_the_record_of_its_call_ends_at_its_deadline(tmp_path, number) -> None:
-    body = f"""
+def test_a_function_that_overwrites_the_record_of_its_call_ends_at_its_deadline(tmp_path) -> None:
+    body = """
         import gc, mmap
         for memory in [one for one in gc.get_objects() if isinstance(one, mmap.mmap) and len(one) == 16]:
-            struct.pack_into("=qd", memory, 0, {number}, float("inf"))
+            struct.pack_into("=qd", memory, 0, 99, float("inf"))
         from rloo_pipeline.user_code.worker import StatusBoard
-        for board in [one for one in gc.get_objects() if isinstance(one, StatusBoard)]: board.write({number}, 1e300)
+        for board in [one for one in gc.get_objects() if isinstance(one, StatusBoard)]: board.write(99, 1e300)
         time.sleep(1e6)"""
     began = time.monotonic()
     assert scores(tmp_path, body, batch="group")[0][4:8] == [None] * 4

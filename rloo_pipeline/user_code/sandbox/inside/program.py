@@ -130,9 +130,9 @@ class ProgramServer:
         return decode(message, self._resolve)
 
     def _resolve(self, tag: str, number: int) -> Any:
-        return self._objects[number] if tag == "h" else self._of_examiner(number, tag == "K")
+        return self._objects[number] if tag == "h" else self._of_examiner(number)
 
-    def _of_examiner(self, number: int, asynchronous: bool) -> Any:
+    def _of_examiner(self, number: int) -> Callable[..., Any]:
         """Stands for a function of the tests that was passed as an argument. Calling it sends a request to the
         examiner.
         """
@@ -147,10 +147,7 @@ class ProgramServer:
                 raise decode_error(getattr(builtins, base_name), messages, {})
             return self._decode(reply["value"])
 
-        async def call_later(*args: Any, **kwargs: Any) -> Any:
-            return call(*args, **kwargs)
-
-        return call_later if asynchronous else call
+        return call
 
 
 def _changes_in_place(value: Any) -> bool:

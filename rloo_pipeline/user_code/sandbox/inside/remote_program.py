@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import builtins
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from types import CoroutineType
 from typing import Any
@@ -99,8 +99,6 @@ class ProgramProxy:
         kwargs = {name: decode(arg, self._resolve) for name, arg in reply["named"].items()}
         try:
             result = function(*args, **kwargs)
-            if isinstance(result, CoroutineType):
-                result = _complete(result)
         except Exception as error:
             return {"raise": encode_error(error)}
         try:
@@ -116,15 +114,16 @@ class ProgramProxy:
             value = value.cr_frame.f_locals["coroutine"]
         if isinstance(value, RemoteObject):
             return ["h", value._number]
-        if not callable(value):
-            self.unsupported = f"a value of type {type(value).__name__} cannot be passed to the program"
+        asynchronous = getattr(getattr(value, "__code__", None), "co_flags", 0) & CO_COROUTINE
+        if asynchronous or not callable(value):
+            kind = "coroutine function" if asynchronous else type(value).__name__
+            self.unsupported = f"a value of type {kind} cannot be passed to the program"
             raise UnsupportedValue(self.unsupported)
         self._callbacks.append(value)
-        asynchronous = getattr(getattr(value, "__code__", None), "co_flags", 0) & CO_COROUTINE
-        return ["K" if asynchronous else "k", len(self._callbacks) - 1]
+        return ["k", len(self._callbacks) - 1]
 
     def _resolve(self, tag: str, number: int, *names: str) -> Any:
-        if tag in "kK":
+        if tag == "k":
             return self._callbacks[number]
         if tag == "a":
             return _awaited(RemoteObject(self, int(number)))
@@ -160,15 +159,6 @@ class ProgramProxy:
 async def _awaited(coroutine: RemoteObject) -> Any:
     """Awaits a coroutine of the program, which runs to completion in the program's process."""
     return coroutine._request("await")
-
-
-def _complete(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Runs a coroutine of the tests, which may already be running an event loop on this thread."""
-    import asyncio
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, coroutine).result()
 
 
 def _forwarded(do: str, kind: Callable[[Any], Any] | None = None) -> Callable[..., Any]:
