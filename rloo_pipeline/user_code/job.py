@@ -5,21 +5,17 @@ on the number of workers, so neither do scores. A call with `batch: rows` that e
 its process is retried row by row.
 """
 
-from __future__ import annotations
-
 from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise, starmap, takewhile
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from rloo_pipeline.config import Reward
 from rloo_pipeline.errors import UserError, did_you_mean
 from rloo_pipeline.user_code.messages import CallBatch, Done, Failed, TimedCall
 from rloo_pipeline.user_code.reward_call import OTHERS, OWN_ARGUMENTS, Signature, rows_text
 from rloo_pipeline.user_code.score_batch import FunctionScores
-
-if TYPE_CHECKING:
-    from rloo_pipeline.config import Reward
 
 LEAST_SECONDS, BATCH_SECONDS = 0.005, 0.1
 """Estimated seconds of work sent to a worker at once. It still makes the calls one by one."""
