@@ -31,8 +31,6 @@ class Answer(NamedTuple):
     """Why the episode cannot continue: its process died or was killed at its deadline, or reset or get_reward
     raised.
     """
-    seconds: float = 0.0
-    """Seconds from the request to its answer, not counting the wait for a process."""
 
 
 class Connection(UserCodeProcess):
@@ -48,15 +46,15 @@ class Connection(UserCodeProcess):
         self.deadline = math.inf
         self._calls: list[tuple[str, Any]] = []
         self._texts: dict[int, ToolText] = {}
-        self._began, self.timeout = 0.0, math.inf
+        self.timeout = math.inf
 
     def send(self, kind: str, request: Any, timeout: float) -> None:
         """Sends a request. Its deadline is `timeout` seconds from now, and from each tool's answer."""
         self.request, self._done, self._texts = kind, None, {}
         self._calls = request.calls if isinstance(request, CallTools) else []
-        self._began, self.timeout = time.monotonic(), timeout
+        self.timeout = timeout
         if not self.fault:
-            self.deadline = self._began + timeout
+            self.deadline = time.monotonic() + timeout
         self.ask(request)
 
     def done(self) -> RequestDone | None:
@@ -87,7 +85,7 @@ class Connection(UserCodeProcess):
         texts = [self._texts[place] for place in sorted(self._texts)]
         values = tuple(text.text for text in texts), tuple(text.error for text in texts)
         kind, self.request, self._done = str(self.request), None, None
-        return Answer(self.episode, kind, *values, done.reward, done.state, done.lost, time.monotonic() - self._began)
+        return Answer(self.episode, kind, *values, done.reward, done.state, done.lost)
 
     def failed(self, cause: str, loses: bool) -> Answer:
         """The answer to a request whose process has exited: the texts that arrived, and an error for each missing one.
