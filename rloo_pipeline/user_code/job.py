@@ -188,12 +188,11 @@ class ScoringJob:
             for row in call.rows:
                 self._wait(PlannedCall(range(row, row + 1), call.alone, split))
             return
-        outcome, advice = (
-            self.reward.on_error,
-            "fix the function, or set its on_error to none to leave such rows unscored",
-        )
         if failed.late:
             outcome, advice = self.reward.on_timeout, "raise its timeout, or set its on_timeout to none or a score"
+        else:
+            outcome = self.reward.on_error
+            advice = "fix the function, or set its on_error to none to leave such rows unscored"
         if outcome == "fail":
             cause = None if failed.late else WorkerError(failed.traceback or failure)
             raise UserError(f"{self.label} {failure} for {rows_text(call.rows)}; {advice}") from cause

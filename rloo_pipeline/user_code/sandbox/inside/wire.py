@@ -119,7 +119,8 @@ def builtin_type(name: str) -> type:
 
 def builtin_base(kind: type) -> type:
     """Returns a class, if it is a builtin type, or else its nearest base class that is one."""
-    return next(base for base in kind.__mro__ if getattr(builtins, base.__name__, None) is base)
+    builtin: type = next(base for base in kind.__mro__ if getattr(builtins, base.__name__, None) is base)
+    return builtin
 
 
 def encode_error(error: BaseException) -> list[Any]:
