@@ -22,7 +22,6 @@ class Server:
 
     def __init__(self, answer: Callable[[Request, int], tuple[int, Any]]) -> None:
         self.requests: list[Request] = []
-        self.under_way = self.most_under_way = 0
         lock = threading.Lock()
         outer = self
 
@@ -33,12 +32,8 @@ class Server:
                 with lock:
                     outer.requests.append(request)
                     number = len(outer.requests) - 1
-                    outer.under_way += 1
-                    outer.most_under_way = max(outer.most_under_way, outer.under_way)
                 status, answered = answer(request, number)
                 content = answered if isinstance(answered, bytes) else json.dumps(answered).encode()
-                with lock:
-                    outer.under_way -= 1
                 try:
                     self.send_response(status)
                     self.send_header("Content-Type", "application/json")

@@ -30,11 +30,12 @@ Not covered:
   program's own classes; `x in` such an object; a helper that the tests take from the program, unless it is a builtin or
   a standard module; an expected value computed from a list that the program has already had; `np.allclose` and `(… ==
   …).all()`, which are true for an empty array (`np.testing.assert_allclose` compares shapes).
-- Values that the pipe cannot carry. If an argument is of a class that the tests define, the row gets None, with a
-  reason in the column `error`. If a function of the tests returns such a value to the program, the program gets a
-  TypeError. Tests fail if they use order or arithmetic on objects of the program's classes, `isinstance` with such a
-  class, or a context manager of the program that suppresses an exception. A named tuple comes back as a tuple. A list,
-  dict, set or deque that a function changes in place is changed for the tests too. Coroutines run one after another.
+- Values that the pipe cannot carry. If an argument is an `async def` or of a class that the tests define, the row gets
+  None, with a reason in the column `error`. If a function of the tests returns such a value to the program, the program
+  gets a TypeError. Tests fail if they use order or arithmetic on objects of the program's classes, `isinstance` with
+  such a class, or a context manager of the program that suppresses an exception. A named tuple comes back as a tuple. A
+  list, dict, set or deque that a function changes in place is changed for the tests too. Coroutines run one after
+  another.
 
 Start-up takes CPU time, measured on one core of an AMD EPYC: for a script 39 ms under bubblewrap, 125 ms under
 Apptainer, 34 ms unconfined; for all asserts of a row, which need two processes, 99, 271 and 90 ms.
@@ -45,8 +46,6 @@ rights of the user who runs the pipeline, and none of this holds against a progr
 
 import re
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial as bind
 from typing import Any
 
 from rloo_pipeline.errors import UserError
@@ -72,7 +71,6 @@ def code_reward(
     file_mb: int = 16,
     processes: int = 8,
     partial: bool = False,
-    workers: int = 1,
     read_only: Sequence[str] = (),
     image: str = "",
     allow_unconfined: bool = False,
@@ -93,7 +91,6 @@ def code_reward(
         file_mb: limit on the size of a file, and on the total size of /tmp, in MiB. /tmp may have 256 files per MiB.
         processes: maximum number of concurrent processes and threads.
         partial: return the share of passed tests instead of 0 or 1.
-        workers: number of rows that run concurrently.
         read_only: more paths that programs may read; folders are added to Python's path.
         image: Apptainer image with a python3.
         allow_unconfined: run programs with the user's rights if no sandbox works.
@@ -109,30 +106,27 @@ def code_reward(
     self_test(confinement, limits)
     settings = RunSettings(confinement, limits, partial, row_timeout)
     entry_points = columns.get(entry_point_column) or [None] * len(completions)
-    rows = list(zip(completions, columns[tests_column], entry_points, strict=True))
-    with ThreadPoolExecutor(workers) as threads:
-        outcomes = list(threads.map(bind(_score, settings), rows))
-    for place, outcome in enumerate(outcomes):
-        if isinstance(outcome, UnusableTestsError):
-            unscored(place, f"cannot run the tests: {outcome}")
-    return [None if isinstance(outcome, UnusableTestsError) else outcome for outcome in outcomes]
+    scores = list[float | None]()
+    for row in zip(completions, columns[tests_column], entry_points, strict=True):
+        try:
+            scores.append(_score(settings, *row))
+        except UnusableTestsError as reason:
+            unscored(len(scores), f"cannot run the tests: {reason}")
+            scores.append(None)
+    return scores
 
 
-def _score(settings: RunSettings, row: tuple[Any, Any, str | None]) -> float | UnusableTestsError | None:
-    completion, column_value, entry_point = row
-    try:
-        tests = read_tests(column_value, entry_point)
-        if tests is None:
-            return None
-        program = program_of(text_of(completion))
-        if program is None:
-            return 0.0
-        if isinstance(tests, Asserts):
-            share = passed_asserts(settings, program, tests) / tests.num_tests
-        else:
-            share = passed_scripts(settings, program, tests) / len(tests)
-    except UnusableTestsError as reason:
-        return reason
+def _score(settings: RunSettings, completion: Any, column_value: Any, entry_point: str | None) -> float | None:
+    tests = read_tests(column_value, entry_point)
+    if tests is None:
+        return None
+    program = program_of(text_of(completion))
+    if program is None:
+        return 0.0
+    if isinstance(tests, Asserts):
+        share = passed_asserts(settings, program, tests) / tests.num_tests
+    else:
+        share = passed_scripts(settings, program, tests) / len(tests)
     return share if settings.partial else float(share == 1)
 
 

@@ -27,13 +27,22 @@ def format_reward(completions: list[Any], pattern: str) -> list[float]:
     Raises:
         UserError: the pattern is not a valid regular expression.
     """
+    regular = compiled("format_reward", pattern, re.DOTALL)
+    return [float(regular.fullmatch(text_of(c)) is not None) for c in completions]
+
+
+def compiled(reward: str, pattern: str, flags: int = 0) -> re.Pattern[str]:
+    """Compiles a reward's option `pattern`.
+
+    Raises:
+        UserError: it is not a valid regular expression.
+    """
     try:
-        compiled = re.compile(pattern, re.DOTALL)
+        return re.compile(pattern, flags)
     except re.error as error:
         raise UserError(
-            f"format_reward: the option pattern '{pattern}' is not a regular expression ({error}); correct it"
+            f"{reward}: the option pattern '{pattern}' is not a regular expression ({error}); correct it"
         ) from error
-    return [float(compiled.fullmatch(text_of(c)) is not None) for c in completions]
 
 
 def think_format_reward(completions: list[Any], opened: bool = False) -> list[float]:

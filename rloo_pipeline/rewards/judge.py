@@ -13,20 +13,23 @@ The judge gets the prompt, with `[image]` for each image, and the answer after t
 reply has no score, has one out of range, or is cut off at `max_tokens`, the score is None, with a reason in the column
 `error`. The same goes for a request that the endpoint refuses because of its content. But if it accepts another
 completion of the same prompt, the refused one, which may be too long for the judge's context, gets 0. The reward's
-`timeout` in the configuration must cover all attempts together.
+`timeout` in the configuration must cover all attempts together; its `concurrency` limits the requests at a time.
 
 As the `judge` of a configuration, the function compares two completions with PAIR_TEMPLATE. A refused pair gets None.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from rloo_pipeline.artifacts.prompt_set import content_text
-from rloo_pipeline.errors import UserError, did_you_mean
-from rloo_pipeline.user_code import http_service
+from rloo_pipeline.errors import UserError, did_you_mean, one_line
+from rloo_pipeline.rewards.format import compiled
 from rloo_pipeline.user_code.completion_text import THINK_START, after_thinking, text_of
 from rloo_pipeline.user_code.reward_call import OTHERS, score_refused, unscored
 
@@ -66,18 +69,8 @@ is better and why. Then end with one line `Score: N`, where N is a whole number:
 they are equally good, 10 if the first is much better.
 """
 PATTERN = r"(?i)score[\s:=*_]{0,6}(-?\d+(?:\.\d+)?)"
-
-
-class Endpoint(NamedTuple):
-    """Address and options of the judge."""
-
-    model: str
-    max_tokens: int
-    extra_body: dict[str, Any] | None
-    attempts: int
-    shown_url: str
-    """The URL to show in messages."""
-    key: str | None
+REFUSED_CONTENT = (400, 413, 422)
+"""Status codes by which an endpoint refuses the content of a request, such as a completion that is too long."""
 
 
 async def judge_reward(
@@ -92,7 +85,6 @@ async def judge_reward(
     show_thinking: bool = False,
     max_tokens: int = 512,
     extra_body: dict[str, Any] | None = None,
-    concurrency: int = 16,
     timeout: float = 120.0,
     attempts: int = 5,
     api_key_env: str | None = None,
@@ -114,7 +106,6 @@ async def judge_reward(
         show_thinking: also show the judge the thinking.
         max_tokens: maximum number of tokens in the judge's reply.
         extra_body: more keys of the request, such as `{chat_template_kwargs: {enable_thinking: false}}`.
-        concurrency: maximum number of concurrent requests, over all calls in a process.
         timeout: time limit of a request in seconds, from its start to the last byte of the answer.
         attempts: number of attempts per request, including the first. The waits between them grow.
         api_key_env: name of the environment variable with the endpoint's key; the key is never logged.
@@ -124,13 +115,27 @@ async def judge_reward(
     Raises:
         UserError: template, pattern or a number is invalid, or the endpoint cannot be reached or refuses requests.
     """
-    shown_url = http_service.checked_url(REWARD, base_url)
-    key = http_service.secret_of(REWARD, "api_key_env", api_key_env)
-    compiled = _compiled(pattern)
+    import openai
+
+    address = urlsplit(base_url)
+    if address.scheme not in ("http", "https") or not address.hostname or "@" in address.netloc:
+        raise UserError(
+            f"{REWARD}: base_url must be an http:// or https:// address without a user name and password; name an "
+            "environment variable with a key in api_key_env"
+        )
+    url = f"{address.scheme}://{address.netloc}{address.path}"  # its query may hold a secret
+    key = os.environ.get(api_key_env or "", "").strip()
+    if api_key_env and not key:
+        raise UserError(
+            f"{REWARD}: the environment variable {api_key_env} (api_key_env) is not set; export it before the run"
+        )
+    regular = compiled(REWARD, pattern)
+    if regular.groups != 1:
+        raise UserError(f"{REWARD}: the option pattern '{pattern}' must have one group, the score")
     if not lowest < highest:
         raise UserError(f"{REWARD}: lowest ({lowest:g}) must be below highest ({highest:g})")
-    if min(attempts, concurrency) < 1:
-        raise UserError(f"{REWARD}: attempts ({attempts}) and concurrency ({concurrency}) must be at least 1")
+    if attempts < 1:
+        raise UserError(f"{REWARD}: attempts ({attempts}) must be at least 1")
     if other_completions is not None:
         row_columns[OTHERS] = [_shown(other, show_thinking) for other in other_completions]
     template = template or (TEMPLATE if other_completions is None else PAIR_TEMPLATE)
@@ -138,28 +143,38 @@ async def judge_reward(
         _question(template, prompt, _shown(completion, show_thinking), {n: row_columns[n][row] for n in row_columns})
         for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True))
     ]
-    http_service.quiet_clients()
-    endpoint = Endpoint(model, max_tokens, extra_body, attempts, shown_url, key)
-    make = partial(_client, base_url, key, timeout, attempts)
-
+    client = _client(asyncio.get_running_loop(), base_url, key, timeout, attempts)
     refused: dict[int, str] = {}
 
-    async def judge(shared: http_service.SharedClient, place: int, question: str) -> float | None:
+    def readable(error: object) -> str:
+        return one_line(str(error).replace(key, "[secret]") if key else error)
+
+    async def judge(place: int, question: str) -> float | None:
         try:
-            async with shared.limit:
-                reply = await _reply(shared.client, question, endpoint)
-        except http_service.RefusedContentError as refusal:
-            refused[place] = str(refusal)
-            return None
-        value = _score_in(reply, compiled)
+            reply = await _reply(client, question, model, max_tokens, extra_body)
+        except openai.APIStatusError as error:
+            status = f"with status {error.status_code} ({readable(error.message)})"
+            if error.status_code in REFUSED_CONTENT:
+                refused[place] = f"was refused by {url} {status}"
+                return None
+            raise UserError(f"{REWARD}: {url} refused {status}; check base_url, model and api_key_env") from None
+        except openai.APIConnectionError as error:
+            cause = f"{type(error).__name__} {readable(error.__cause__ or error)}"
+            raise UserError(
+                f"{REWARD}: {url} failed {attempts} times, last with {cause}; check that the server runs and can be "
+                "reached from here, or raise timeout"
+            ) from None
+        except (openai.APIError, AttributeError, RecursionError, TypeError, ValueError) as error:
+            raise UserError(
+                f"{REWARD}: {url} did not answer with a chat completion ({readable(error)}); check base_url"
+            ) from None
+        value = _score_in(reply, regular)
         if value is None or not lowest <= value <= highest:
             unscored(place, f"got a reply of {model} without a score from {lowest:g} to {highest:g}")
             return None
         return (value - lowest) / (highest - lowest)
 
-    client_key = (REWARD, base_url, api_key_env, timeout, attempts, concurrency)
-    async with http_service.shared_client(client_key, concurrency, make) as shared:
-        scores = await http_service.gather([judge(shared, *numbered) for numbered in enumerate(questions)])
+    scores = list(await asyncio.gather(*(judge(*numbered) for numbered in enumerate(questions))))
     if other_completions is not None:  # either completion of the pair may be the cause
         for place, why in refused.items():
             unscored(place, why)
@@ -167,10 +182,22 @@ async def judge_reward(
     return score_refused(scores, refused, prompts)
 
 
-def _client(base_url: str, key: str | None, timeout: float, attempts: int) -> AsyncOpenAI:
+@lru_cache(maxsize=1)
+def _client(_loop: asyncio.AbstractEventLoop, base_url: str, key: str, timeout: float, attempts: int) -> AsyncOpenAI:
+    """The client that all calls in an event loop share, so that connections are reused."""
+    import httpx2
     import openai
 
-    client = http_service.bounded(openai.DefaultAsyncHttpxClient, timeout)
+    class BoundedClient(openai.DefaultAsyncHttpxClient):
+        """Limits the total time of a request. httpx limits each read, so a slow trickle would never time out."""
+
+        async def send(self, request: httpx2.Request, **kwargs: Any) -> httpx2.Response:
+            try:
+                async with asyncio.timeout(timeout):
+                    return await super().send(request, **kwargs)
+            except TimeoutError:
+                raise httpx2.ReadTimeout(f"no whole answer within {timeout:g} s", request=request) from None
+
     return openai.AsyncOpenAI(
         base_url=base_url,
         api_key=key or "none",  # OPENAI_API_KEY and similar variables belong to another server
@@ -178,44 +205,26 @@ def _client(base_url: str, key: str | None, timeout: float, attempts: int) -> As
         project="",
         timeout=timeout,
         max_retries=attempts - 1,
-        http_client=client(timeout=timeout, follow_redirects=False),  # never send completions to another host
+        http_client=BoundedClient(timeout=timeout, follow_redirects=False),  # never send completions to another host
     )
 
 
-async def _reply(client: AsyncOpenAI, question: str, endpoint: Endpoint) -> str:
-    import openai
-
-    shown_url, key = endpoint.shown_url, endpoint.key
-    try:
-        reply = await client.chat.completions.create(
-            model=endpoint.model,
-            messages=[{"role": "user", "content": question}],
-            temperature=0.0,
-            seed=0,
-            max_tokens=endpoint.max_tokens,
-            extra_body=endpoint.extra_body,
-        )
-        if reply.choices is None:
-            raise TypeError("no choices")
-        if not reply.choices or getattr(reply.choices[0], "finish_reason", None) == "length":
-            return ""  # if a reply is cut off, its last score may be incomplete, or not the final one
-        return reply.choices[0].message.content or ""
-    except openai.APIStatusError as error:
-        status = f"with status {error.status_code} ({http_service.without(key, error.message)})"
-        if error.status_code in http_service.REFUSED_CONTENT:
-            raise http_service.RefusedContentError(f"was refused by {shown_url} {status}") from None
-        raise UserError(f"{REWARD}: {shown_url} refused {status}; check base_url, model and api_key_env") from None
-    except openai.APIConnectionError as error:
-        cause = http_service.without(key, error.__cause__ or error)
-        raise UserError(
-            f"{REWARD}: {shown_url} failed {endpoint.attempts} times, last with {type(error).__name__} {cause}; check "
-            "that the server runs and can be reached from here, or raise timeout"
-        ) from None
-    except (openai.APIError, AttributeError, RecursionError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{REWARD}: {shown_url} did not answer with a chat completion ({http_service.without(key, error)}); "
-            "check base_url"
-        ) from None
+async def _reply(
+    client: AsyncOpenAI, question: str, model: str, max_tokens: int, extra_body: dict[str, Any] | None
+) -> str:
+    reply = await client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": question}],
+        temperature=0.0,
+        seed=0,
+        max_tokens=max_tokens,
+        extra_body=extra_body,
+    )
+    if reply.choices is None:
+        raise TypeError("no choices")
+    if not reply.choices or getattr(reply.choices[0], "finish_reason", None) == "length":
+        return ""  # if a reply is cut off, its last score may be incomplete, or not the final one
+    return reply.choices[0].message.content or ""
 
 
 def _question(template: str, prompt: Any, completion: str, row: dict[str, Any]) -> str:
@@ -245,18 +254,6 @@ def _shown(completion: Any, with_thinking: bool) -> str:
     if with_thinking:
         return text
     return after_thinking(text).partition(THINK_START)[0].strip()
-
-
-def _compiled(pattern: str) -> re.Pattern[str]:
-    try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        raise UserError(
-            f"{REWARD}: the option pattern '{pattern}' is not a regular expression ({error}); correct it"
-        ) from error
-    if compiled.groups != 1:
-        raise UserError(f"{REWARD}: the option pattern '{pattern}' must have one group, the score")
-    return compiled
 
 
 def _score_in(reply: str, pattern: re.Pattern[str]) -> float | None:

@@ -166,17 +166,14 @@ def _load(
 def _column(model: PreTrainedModel, path: str, output: int | None) -> int:
     """The index of the output that is the score."""
     count = int(model.config.num_labels or 1)
-    if not isinstance(output, int | None):
-        raise UserError(f"{REWARD}: the dataset has a column 'output'; set the option output to the index of the score")
-    if output is None and count != 1:
+    if output is None and count == 1:
+        return 0
+    if not isinstance(output, int) or not 0 <= output < count:
         raise UserError(
-            f"{REWARD}: '{path}' has {count} outputs; set the option output to the index of the score, from 0"
+            f"{REWARD}: '{path}' has {count} outputs, and output is {output!r:.50}; set the option output, which a "
+            f"column of this name must not replace, to the index of the score, from 0 to {count - 1}"
         )
-    if not 0 <= (output or 0) < count:
-        raise UserError(
-            f"{REWARD}: output {output} is none of the {count} outputs of '{path}'; give an index from 0 to {count - 1}"
-        )
-    return output or 0
+    return output
 
 
 def shown(prompt: Any, completion: Any, strip_thinking: bool) -> Any:

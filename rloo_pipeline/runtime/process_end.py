@@ -5,6 +5,7 @@ Linux before 5.3, as on RHEL 8, has no pidfd_open, and a Python that was built t
 
 import contextlib
 import os
+import select
 import threading
 import time
 from pathlib import Path
@@ -27,6 +28,16 @@ def readable_after(pid: int) -> int:
         reader, writer = os.pipe()
     threading.Thread(target=_watch, args=(pid, writer), daemon=True).start()
     return reader
+
+
+def wait(pid: int, seconds: float) -> None:
+    """Waits until a process has ended, at most this long."""
+    try:
+        handle = readable_after(pid)
+    except ProcessLookupError:
+        return
+    select.select([handle], [], [], max(0.0, seconds))
+    os.close(handle)
 
 
 def _watch(pid: int, writer: int) -> None:

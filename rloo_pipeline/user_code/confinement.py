@@ -9,7 +9,6 @@ this package, that code, and `read_only`.
 
 import importlib.util
 import os
-import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -131,8 +130,15 @@ def _in_image(
     files = {*own, optional_parts.schema_file()}
     if confinement.sandbox:
         return _in_sandbox(confinement, files, arguments, command_line.ENVIRONMENT | passed, workers)
+    program = command_line.apptainer_program()
+    if program is None:
+        where = "in the image of the stages; run without --sdm" if "APPTAINER_CONTAINER" in os.environ else "here"
+        raise UserError(
+            f"rollout.environment_image: there is no Apptainer {where}; load its module, or install what the "
+            "environments need beside the stages and drop the key"
+        )
     devices, image = ["--nv"] if confinement.gpus else [], str(Path(confinement.image).resolve())
-    argv = command_line.apptainer_argv(_apptainer(), devices, sorted(files), image) + arguments
+    argv = command_line.apptainer_argv(program, devices, sorted(files), image) + arguments
     return ForkServerCommand(argv, os.environ | passed)
 
 
@@ -151,19 +157,6 @@ def _in_sandbox(
     limits = SandboxLimits(CPU_SECONDS, confinement.memory_mb, FILE_MB, processes, open_files=64 + 2 * workers)
     argv = [*command_line.interpreter_argv(box, limits), *arguments]
     return ForkServerCommand(argv, environment, command_line.limits_of_process(box, limits))
-
-
-def _apptainer() -> str:
-    program = shutil.which("apptainer") or shutil.which("singularity")
-    if program is None:
-        inside = "APPTAINER_CONTAINER" in os.environ
-        fix = "run without --sdm apptainer" if inside else "load its module, or ask for it"
-        where = "in the image of the stages" if inside else "here"
-        raise UserError(
-            f"rollout.environment_image: there is no Apptainer {where}; {fix}, or install what the environments need "
-            "beside the stages and drop the key"
-        )
-    return program
 
 
 def read_only_paths(confinement: Confinement) -> list[str]:

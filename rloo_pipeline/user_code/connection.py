@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from rloo_pipeline.user_code.episode import CallTools, RequestDone, ToolText, error_text
 from rloo_pipeline.user_code.messages import NO_MESSAGE, BadMessageError, UserCodeProcess
-from rloo_pipeline.user_code.worker_process import EXIT_SECONDS, describe_exit
+from rloo_pipeline.user_code.worker_process import EXIT_SECONDS
 
 MESSAGE_BYTES = 1 << 23
 """Maximum size of a message. Text and state are limited at the source; JSON takes at most 12 bytes per character."""
@@ -31,8 +31,6 @@ class Answer(NamedTuple):
     """Why the episode cannot continue: its process died or was killed at its deadline, or reset or get_reward
     raised.
     """
-    seconds: float = 0.0
-    """Seconds from the request to its answer, not counting the wait for a process."""
 
 
 class Connection(UserCodeProcess):
@@ -48,15 +46,15 @@ class Connection(UserCodeProcess):
         self.deadline = math.inf
         self._calls: list[tuple[str, Any]] = []
         self._texts: dict[int, ToolText] = {}
-        self._began, self._timeout = 0.0, math.inf
+        self.timeout = math.inf
 
     def send(self, kind: str, request: Any, timeout: float) -> None:
         """Sends a request. Its deadline is `timeout` seconds from now, and from each tool's answer."""
         self.request, self._done, self._texts = kind, None, {}
         self._calls = request.calls if isinstance(request, CallTools) else []
-        self._began, self._timeout = time.monotonic(), timeout
+        self.timeout = timeout
         if not self.fault:
-            self.deadline = self._began + timeout
+            self.deadline = time.monotonic() + timeout
         self.ask(request)
 
     def done(self) -> RequestDone | None:
@@ -74,7 +72,7 @@ class Connection(UserCodeProcess):
             if message.place in self._texts or not 0 <= message.place < max(1, len(self._calls)):
                 raise BadMessageError
             self._texts[message.place] = message
-            self.deadline = time.monotonic() + self._timeout
+            self.deadline = time.monotonic() + self.timeout
         else:
             unanswered = self.request == "call" and not message.bad and len(self._texts) < len(self._calls)
             if unanswered or (message.tools is not None and self.request != "schemas"):
@@ -87,15 +85,7 @@ class Connection(UserCodeProcess):
         texts = [self._texts[place] for place in sorted(self._texts)]
         values = tuple(text.text for text in texts), tuple(text.error for text in texts)
         kind, self.request, self._done = str(self.request), None, None
-        return Answer(self.episode, kind, *values, done.reward, done.state, done.lost, time.monotonic() - self._began)
-
-    def exit(self, code: int) -> str:
-        """Describes how the process exited, in words that follow the name of the call."""
-        return NO_MESSAGE if self.fault is NO_MESSAGE else describe_exit(code)
-
-    def late(self) -> str:
-        """Describes a missed deadline, in words that follow the name of the call."""
-        return self.fault or f"took over {self._timeout:g} s"
+        return Answer(self.episode, kind, *values, done.reward, done.state, done.lost)
 
     def failed(self, cause: str, loses: bool) -> Answer:
         """The answer to a request whose process has exited: the texts that arrived, and an error for each missing one.

@@ -7,13 +7,12 @@ from which `transformers.utils.get_json_schema` makes the schema that the model 
 """
 
 import inspect
-import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rloo_pipeline import import_string
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.transformers_internals import optional_parts
 from rloo_pipeline.user_code.reward_call import signature_of
 
@@ -90,7 +89,12 @@ def tool_sets(code: EnvironmentCode) -> dict[str, ToolSet]:
 def _tool_set(
     reference: str, factory: Callable[..., Any], tools: Mapping[str, object], functions: list[dict[str, Any]]
 ) -> ToolSet:
-    check_constructor(reference, factory)
+    if needed := signature_of(factory).required:
+        name = f"{factory.__name__}.__init__" if isinstance(factory, type) else factory.__name__
+        raise UserError(
+            f"'{reference}': {name} needs {' and '.join(map(repr, needed))}, and an environment is made without "
+            "arguments; give defaults, or read values from variables of the module"
+        )
     kind = factory if isinstance(factory, type) else type(factory())
     methods = dict(inspect.getmembers(kind, predicate=inspect.isfunction))
     if "reset" not in methods:
@@ -101,31 +105,6 @@ def _tool_set(
             raise UserError(f"'{reference}': {kind.__name__}.{name} has the name of one of rollout.tools; rename it")
         schemas.append(_schema(methods[name], f"'{reference}': {kind.__name__}.{name}"))
     return ToolSet(schemas, "get_reward" in methods)
-
-
-def check_constructor(reference: str, factory: Callable[..., Any]) -> None:
-    """Checks that an environment can be constructed without arguments.
-
-    Raises:
-        UserError: its constructor requires arguments.
-    """
-    needed = signature_of(factory).required
-    if needed:
-        name = f"{factory.__name__}.__init__" if isinstance(factory, type) else factory.__name__
-        raise UserError(
-            f"'{reference}': {name} needs {' and '.join(map(repr, needed))}, and an environment is made without "
-            "arguments; give defaults, or read values from variables of the module"
-        )
-
-
-def create(reference: str, factory: Callable[..., Any]) -> Any:
-    """A new instance of an environment.
-
-    Raises:
-        UserError: the constructor needs arguments.
-    """
-    check_constructor(reference, factory)
-    return factory()
 
 
 def with_tools(kind: type, tools: Mapping[str, tuple[Callable[..., Any], dict[str, Any]]], **attributes: Any) -> type:
@@ -160,26 +139,12 @@ def _schema(tool: Callable[..., Any], label: str) -> dict[str, Any]:
     """
     if ready := getattr(tool, "json_schema", None):
         return dict(ready)
-    maker = optional_parts.schema_maker()
-    if not inspect.getdoc(tool):
-        raise UserError(f"{label} has no docstring, which tells the model what it does; write one with `Args:`")
-    for argument, parameter in list(inspect.signature(tool).parameters.items()):
-        if parameter.annotation is parameter.empty and argument not in ("self", "cls"):
-            raise UserError(f"{label} has no type for '{argument}'; write `{argument}: str`, or another type of JSON")
     try:
-        schema: dict[str, Any] = maker.get_json_schema(tool)
-    except maker.DocstringParsingException as error:
-        missing = re.search(r"argument '(\w+)'", str(error))
-        argument = missing[1] if missing else "its arguments"
-        raise UserError(
-            f"{label} has a docstring that does not describe '{argument}'; add `{argument}: …` under `Args:`, as "
-            "Google's style has it"
-        ) from error
-    except (maker.TypeHintParsingException, NameError) as error:
-        reason = " ".join(map(str, error.args))
-        raise UserError(
-            f"{label} has a type that JSON lacks ({reason}); use str, int, float, bool, list, dict"
-        ) from error
+        schema: dict[str, Any] = optional_parts.schema_maker().get_json_schema(tool)
     except Exception as error:
-        raise UserError(f"{label} gives no schema ({type(error).__name__}: {error}); correct its docstring") from error
+        reason = one_line(" ".join(map(str, error.args)), 500)
+        raise UserError(
+            f"{label} gives no schema ({type(error).__name__}: {reason}); give each argument a type that JSON has "
+            "(str, int, float, bool, list, dict) and describe it under `Args:` of the docstring"
+        ) from error
     return schema

@@ -5,15 +5,14 @@ process affects another. The first worker of every function starts at once, so a
 reported early. An async function mostly waits for a service: it has one worker, which does not count as busy.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from multiprocessing.connection import wait
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
+from rloo_pipeline.config import Reward
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime.progress import counting
 from rloo_pipeline.user_code.job import ScoringJob
@@ -25,11 +24,7 @@ from rloo_pipeline.user_code.worker_process import (
     adopt_orphans,
     describe_exit,
     end_orphans,
-    reap_orphans,
 )
-
-if TYPE_CHECKING:
-    from rloo_pipeline.config import Reward
 
 IMPORT_SECONDS = 600.0
 """Time limit for importing a function."""
@@ -63,7 +58,7 @@ class WorkerPools:
         self.workers: dict[ScoringJob, list[WorkerProcess]] = {}
         """The workers of each unfinished job."""
 
-    def __enter__(self) -> WorkerPools:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -102,7 +97,6 @@ class WorkerPools:
                         job.check_signature(worker.signature)
             while self._step(more):
                 pass
-        reap_orphans(self.others | {worker.process.pid for worker in chain(*self.started)})
         return [job.results for job in jobs]
 
     def _step(self, more: bool) -> bool:
@@ -112,7 +106,7 @@ class WorkerPools:
         if not pairs:
             return False
         soonest = min(worker.next_end() for _, worker in pairs) - time.monotonic()
-        wait([worker.reader.file for _, worker in pairs], max(0.0, min(POLL_SECONDS, soonest)))
+        wait([worker.file for _, worker in pairs], max(0.0, min(POLL_SECONDS, soonest)))
         for job, worker in pairs:
             self._handle_messages(job, worker)
         return True
@@ -131,9 +125,11 @@ class WorkerPools:
                     worker.dismiss()
 
     def _needs_worker(self, job: ScoringJob, workers: list[WorkerProcess]) -> bool:
+        if not workers:
+            return bool(job.waiting)
         without_calls = sum(not worker.calls for worker in workers)
-        if not workers or job.asynchronous or len(job.waiting) <= without_calls:
-            return bool(job.waiting) and not workers
+        if job.asynchronous or len(job.waiting) <= without_calls:
+            return False
         return self._has_capacity(job) and len(workers) < _most_workers(job.reward, self.limit)
 
     def _has_capacity(self, job: ScoringJob) -> bool:
@@ -185,13 +181,12 @@ class WorkerPools:
         begun = {} if worker.disturbed else worker.began()
         if worker.disturbed or cause is None or not worker.answered:  # otherwise it died between two calls
             begun = begun or dict.fromkeys(worker.calls, worker.since)
-        suspects = begun if len(begun) > 1 else {}
-        guilty = next(iter(begun), None) if not suspects else None
         job.put_back([number for number in worker.calls if number not in begun], alone=False)
-        job.put_back(list(suspects), alone=True)
-        if guilty is not None:
-            seconds = time.monotonic() - begun[guilty]
-            job.record_failure(Failed(guilty, seconds, raised=cause, late=cause is None))
+        if len(begun) == 1:
+            [(guilty, began)] = begun.items()
+            job.record_failure(Failed(guilty, time.monotonic() - began, raised=cause, late=cause is None))
+        else:
+            job.put_back(list(begun), alone=True)
 
 
 def _most_workers(reward: Reward, limit: int) -> int:

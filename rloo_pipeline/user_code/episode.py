@@ -16,8 +16,8 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from rloo_pipeline import import_string, seeds
-from rloo_pipeline.errors import UserError, one_line
+from rloo_pipeline import seeds
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.transformers_internals import optional_parts
 from rloo_pipeline.user_code import contract
 from rloo_pipeline.user_code.contract import EnvironmentCode, ToolSet
@@ -108,7 +108,6 @@ class Episode(CallerOfUserCode):
     def __init__(self, code: EnvironmentCode) -> None:
         super().__init__()
         self.code = code
-        self.reference = ""
         self.environment: Any = None
         self.tools: dict[str, Callable[..., Any]] = {name: tool for name, (_, tool) in code.tools.items()}
 
@@ -135,7 +134,7 @@ class Episode(CallerOfUserCode):
         seed_generators(request.seed)
         self.reference, factory = self.code.environments[request.environment]
         try:
-            self.environment = self._run(contract.create, self.reference, factory)
+            self.environment = self._run(factory)
             kind = type(self.environment)
             self.tools |= {name: getattr(self.environment, name) for name in contract.tool_methods(kind)}
             observation = self._run(self.environment.reset, **self._arguments_of_reset(request.row))
@@ -154,14 +153,6 @@ class Episode(CallerOfUserCode):
     def _arguments_of_reset(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """The columns that reset accepts. TRL passes all of them, and refuses a reset without `**kwargs`."""
         signature = signature_of(self.environment.reset)
-        function = getattr(self.environment.reset, "__func__", None)
-        first = next(iter(inspect.signature(function).parameters.values()), None) if function else None
-        if first and signature.variadic and first.kind is first.POSITIONAL_OR_KEYWORD and first.name in row:
-            raise UserError(
-                f"'{self.reference}': the dataset has a column '{first.name}', as the first parameter of "
-                f"{type(self.environment).__name__}.reset is called; rename the column, or write "
-                f"`def reset({first.name}, /, **row)`"
-            )
         for name in signature.required:
             if name not in row:
                 raise UserError(
@@ -232,9 +223,7 @@ class Episode(CallerOfUserCode):
         if isinstance(error, UserError):
             raise error
         traceback.print_exception(error)
-        where = import_string.error_location(error, self.reference)
-        message = f"{method} of '{self.reference}' raised {type(error).__name__}: {one_line(error, 500)}"
-        return RequestDone(lost=one_line(message, 500) + where)
+        return RequestDone(lost=f"{method} of '{self.reference}' {self.raised(error)}")
 
 
 def seed_generators(seed: int) -> None:

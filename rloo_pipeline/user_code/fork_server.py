@@ -29,11 +29,11 @@ from rloo_pipeline.user_code import contract
 from rloo_pipeline.user_code.contract import EnvironmentCode
 from rloo_pipeline.user_code.episode import serve
 from rloo_pipeline.user_code.sandbox.inside import limits
-from rloo_pipeline.user_code.worker import die_with
+from rloo_pipeline.user_code.worker import PR_SET_PDEATHSIG, die_with
 from rloo_pipeline.user_code.worker_process import adopt_orphans, end_orphans, reap_group
 
 PACKET_BYTES = 1 << 16
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
+PR_SET_DUMPABLE = 4
 RESERVE = 16
 """Number of processes in a sandbox that are reserved, so that the server can still fork when episodes use all
 others.

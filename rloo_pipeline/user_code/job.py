@@ -5,21 +5,17 @@ on the number of workers, so neither do scores. A call with `batch: rows` that e
 its process is retried row by row.
 """
 
-from __future__ import annotations
-
 from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, pairwise, starmap
+from itertools import accumulate, pairwise, starmap, takewhile
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from rloo_pipeline.config import Reward
 from rloo_pipeline.errors import UserError, did_you_mean
 from rloo_pipeline.user_code.messages import CallBatch, Done, Failed, TimedCall
 from rloo_pipeline.user_code.reward_call import OTHERS, OWN_ARGUMENTS, Signature, rows_text
 from rloo_pipeline.user_code.score_batch import FunctionScores
-
-if TYPE_CHECKING:
-    from rloo_pipeline.config import Reward
 
 LEAST_SECONDS, BATCH_SECONDS = 0.005, 0.1
 """Estimated seconds of work sent to a worker at once. It still makes the calls one by one."""
@@ -104,9 +100,8 @@ class ScoringJob:
                         "column 'completion_ids'"
                     )
                 columns = [column for column in self.offered if column not in OWN_ARGUMENTS]
-                hint = did_you_mean(name, columns, 0.8) or f"; there are {', '.join(sorted(columns))}"
-                if f"{name}s" in OWN_ARGUMENTS:
-                    hint = f"; did you mean '{name}s', the list of all in a call?"
+                similar = did_you_mean(name, [*columns, *OWN_ARGUMENTS], 0.8)
+                hint = similar or f"; there are {', '.join(sorted(columns))}"
                 raise UserError(f"{self.label} needs a column '{name}', which the dataset lacks{hint}")
         self.signature = signature
 
@@ -117,14 +112,9 @@ class ScoringJob:
 
     def take(self, workers: int) -> CallBatch:
         """Removes the next calls for one of `workers` workers from `waiting`."""
-        alone = next((index for index, call in enumerate(self.waiting) if call.alone), None)
-        if alone is None:
-            most = len(self.waiting) if self.asynchronous else self._batch_size(workers)
-            taken = slice(self._contiguous(most))
-        else:
-            taken = slice(alone, alone + 1)
-        calls = self.waiting[taken]
-        del self.waiting[taken]
+        most = len(self.waiting) if self.asynchronous else self._batch_size(workers)
+        calls = list(takewhile(lambda call: not call.alone, self.waiting[:most])) or self.waiting[:1]
+        del self.waiting[: len(calls)]
         return self._batch(calls)
 
     def _batch_size(self, workers: int) -> int:
@@ -138,21 +128,14 @@ class ScoringJob:
         most = min(BATCH_SECONDS * calls_per_second, MOST_ROWS / len(self.waiting[0].rows))
         return max(1, int(min(share, most)))
 
-    def _contiguous(self, most: int) -> int:
-        """Counts the leading calls in `waiting`, up to `most`, whose rows are contiguous."""
-        for count, (call, following) in enumerate(pairwise(self.waiting[:most]), 1):
-            if call.rows.stop != following.rows.start:
-                return count
-        return most
-
     def _batch(self, calls: list[PlannedCall]) -> CallBatch:
         assert self.signature
-        first, end = calls[0].rows.start, calls[-1].rows.stop
+        rows = [row for call in calls for row in call.rows]
         numbered = dict(enumerate(calls, self._number))
         self._number += len(calls)
         self.under_way |= numbered
         names = [name for name in self.signature.takes(self.offered) if name not in self.reward.options]
-        columns = {name: self.offered[name][first:end] for name in names}
+        columns = {name: [self.offered[name][row] for row in rows] for name in names}
         timed = {number: TimedCall(call.rows, self._deadline(len(call.rows))) for number, call in numbered.items()}
         at_once = max(1, self.reward.concurrency // max(len(call.rows) for call in calls))
         return CallBatch(timed, columns, self.constants, at_once)
@@ -164,7 +147,7 @@ class ScoringJob:
         """Requeues calls of a dead worker that neither finished nor failed."""
         for number in numbers:
             call = self.under_way.pop(number)
-            insort(self.waiting, call._replace(alone=alone or call.alone), key=attrgetter("rows.start"))
+            self._wait(call._replace(alone=alone or call.alone))
 
     def record(self, done: Done) -> None:
         """Records the scores of calls.
@@ -201,13 +184,24 @@ class ScoringJob:
             raise UserError(f"{self.label} {failed.bad}")
         failure = f"took over {self._deadline(len(call.rows)):g} s" if failed.late else str(failed.raised)
         if self.reward.batch == "rows" and len(call.rows) > 1:
-            self._split(call, None if failed.late else SplitCall(call.rows, failure))
-        elif failed.late:
-            advice = "raise its timeout, or set its on_timeout to none or a score"
-            self._leave_unscored(call, failure, self.reward.on_timeout, advice)
+            split = None if failed.late else SplitCall(call.rows, failure)
+            for row in call.rows:
+                self._wait(PlannedCall(range(row, row + 1), call.alone, split))
+            return
+        if failed.late:
+            outcome, advice = self.reward.on_timeout, "raise its timeout, or set its on_timeout to none or a score"
         else:
+            outcome = self.reward.on_error
             advice = "fix the function, or set its on_error to none to leave such rows unscored"
-            self._leave_unscored(call, failure, self.reward.on_error, advice, WorkerError(failed.traceback or failure))
+        if outcome == "fail":
+            cause = None if failed.late else WorkerError(failed.traceback or failure)
+            raise UserError(f"{self.label} {failure} for {rows_text(call.rows)}; {advice}") from cause
+        for row in call.rows:
+            self.results.scores[row] = None if isinstance(outcome, str) else outcome
+            self.results.errors[row] = f"{self.reward.column} {failure}"
+        self.advance(len(call.rows))
+        if call.split_from:
+            self._count_split(call.split_from)
 
     def _count_split(self, split: SplitCall) -> None:
         split.remaining -= 1
@@ -217,19 +211,5 @@ class ScoringJob:
                 "fix the function, or set its batch to group if it compares completions"
             )
 
-    def _leave_unscored(
-        self, call: PlannedCall, failure: str, outcome: str | float, advice: str, cause: WorkerError | None = None
-    ) -> None:
-        """Gives the rows of a failed call the outcome of `on_timeout` or `on_error`."""
-        if outcome == "fail":
-            raise UserError(f"{self.label} {failure} for {rows_text(call.rows)}; {advice}") from cause
-        score = None if isinstance(outcome, str) else outcome
-        for row in call.rows:
-            self.results.scores[row], self.results.errors[row] = score, f"{self.reward.column} {failure}"
-        self.advance(len(call.rows))
-        if call.split_from:
-            self._count_split(call.split_from)
-
-    def _split(self, call: PlannedCall, split: SplitCall | None) -> None:
-        for row in call.rows:
-            insort(self.waiting, PlannedCall(range(row, row + 1), call.alone, split), key=attrgetter("rows.start"))
+    def _wait(self, call: PlannedCall) -> None:
+        insort(self.waiting, call, key=attrgetter("rows.start"))

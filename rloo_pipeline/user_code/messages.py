@@ -59,7 +59,7 @@ class CallBatch(NamedTuple):
     """Parent to worker: calls to make, one after another, or `at_once` at a time for an async function."""
 
     calls: dict[int, TimedCall]
-    """Calls on consecutive rows, in order, by number."""
+    """Calls by number, in order."""
     columns: dict[str, list[Any]]
     """Arguments with one entry per row, for the rows of all calls."""
     constants: dict[str, Any]
@@ -173,66 +173,16 @@ class ParentConnection:
         self._socket.sendall(LENGTH.pack(len(report)) + report)
 
 
-class MessageReader:
-    """Reads messages, each sent as its length and its bytes."""
-
-    def __init__(self, file: int) -> None:
-        self.file = file
-        self._unread = bytearray()
-
-    def arrived(self, limit: int) -> list[bytearray]:
-        """Returns the complete messages that have arrived, without waiting for more.
-
-        Args:
-            limit: maximum size of a message in bytes.
-
-        Raises:
-            EOFError: the other end is closed, and all messages have been returned.
-            BadMessageError: a message is longer than `limit`.
-        """
-        messages: list[bytearray] = []
-        end = time.monotonic() + READ_SECONDS
-        poll = select.poll()
-        poll.register(self.file, select.POLLIN)
-        while poll.poll(0) and time.monotonic() < end:
-            data = b""
-            with suppress(ConnectionResetError):
-                data = os.read(self.file, 1 << 18)
-            if not data and messages:
-                break
-            if not data:
-                raise EOFError
-            self._unread += data
-            messages += self._complete(limit)
-        return messages
-
-    @property
-    def in_message(self) -> bool:
-        """True if part of a message has arrived."""
-        return bool(self._unread)
-
-    def _complete(self, limit: int) -> Iterator[bytearray]:
-        """Takes complete messages out of the buffer."""
-        size = LENGTH.size
-        while len(self._unread) >= size:
-            end = size + LENGTH.unpack_from(self._unread)[0]
-            if end > size + limit:
-                raise BadMessageError
-            if len(self._unread) < end:
-                return
-            message = self._unread[size:end]
-            del self._unread[:end]
-            yield message
-
-
 class UserCodeProcess:
     """A process that runs user code at the other end of a socket. It may close the socket or write anything to it."""
 
     def __init__(self) -> None:
         self._socket, self.other_end = socketpair()
-        self.reader = MessageReader(self._socket.fileno())
+        self.file = self._socket.fileno()
         self.fault: str | None = None
         """How the connection broke: NO_MESSAGE or CLOSED; None while it works."""
+        self.unread = bytearray()
+        """Bytes that have arrived and are not a whole message yet."""
 
     def ask(self, request: NamedTuple) -> None:
         """Sends a request without waiting until it is read. The process cannot change or enlarge the file with it."""
@@ -248,18 +198,39 @@ class UserCodeProcess:
         self._socket.close()
 
     def read(self, limit: int, kinds: Mapping[str, type], record: Callable[[Any], object]) -> None:
-        """Reads the messages that have arrived, unless the connection is broken.
+        """Reads the messages that have arrived, without waiting for more, unless the connection is broken.
 
         Args:
             limit: maximum size of a message in bytes.
             kinds: types of messages by name.
             record: called with each message; raises BadMessageError for one that is impossible at this point.
         """
+        end = time.monotonic() + READ_SECONDS
+        poll = select.poll()
+        poll.register(self.file, select.POLLIN)
         try:
-            for report in () if self.fault else self.reader.arrived(limit):
-                for message in decode_report(report, kinds):
-                    record(message)
+            while not self.fault and poll.poll(0) and time.monotonic() < end:
+                data = b""
+                with suppress(ConnectionResetError):
+                    data = os.read(self.file, 1 << 18)
+                if not data:
+                    self.fault = CLOSED
+                self.unread += data
+                for report in self._complete(limit):
+                    for message in decode_report(report, kinds):
+                        record(message)
         except BadMessageError:
             self.fault = NO_MESSAGE
-        except EOFError:
-            self.fault = CLOSED
+
+    def _complete(self, limit: int) -> Iterator[bytearray]:
+        """Takes complete messages out of the buffer."""
+        size = LENGTH.size
+        while len(self.unread) >= size:
+            end = size + LENGTH.unpack_from(self.unread)[0]
+            if end > size + limit:
+                raise BadMessageError
+            if len(self.unread) < end:
+                return
+            message = self.unread[size:end]
+            del self.unread[:end]
+            yield message

@@ -30,6 +30,8 @@ from rloo_pipeline.user_code.episode import (
     error_text,
 )
 from rloo_pipeline.user_code.fork_server_process import ForkServerProcess
+from rloo_pipeline.user_code.messages import NO_MESSAGE
+from rloo_pipeline.user_code.worker_process import describe_exit
 
 IMPORT_SECONDS = 600.0
 """Time limit for importing environments and tools and making their schemas."""
@@ -75,7 +77,6 @@ class EnvironmentPool:
         """
         self.names = contract.by_name(environment)
         self.workers, self.timeout = workers, timeout
-        self._mapping = isinstance(environment, Mapping)
         self._episodes: dict[int, OpenEpisode] = {}
         self._open: dict[int, Connection] = {}
         """Processes of the episodes that have one."""
@@ -131,8 +132,8 @@ class EnvironmentPool:
         Raises:
             UserError: the row names no environment of the configuration.
         """
-        if not self._mapping:
-            return "" if self.names else None
+        if not self.names or "" in self.names:
+            return next(iter(self.names), None)
         name = row.get("environment")
         if name not in self.names:
             raise UserError(
@@ -157,7 +158,7 @@ class EnvironmentPool:
         if name is None:
             self._answers.append(Answer(episode, "reset"))
         else:
-            columns = {key: value for key, value in row.items() if not (self._mapping and key == "environment")}
+            columns = {key: value for key, value in row.items() if not name or key != "environment"}
             self._queue.append((episode, "reset", BeginEpisode(name, columns, seed)))
 
     def call(self, episode: int, calls: Sequence[tuple[str, Any]]) -> None:
@@ -218,7 +219,7 @@ class EnvironmentPool:
         ends = [connection.deadline for connection in self._open.values()]
         ends += [self._end_by] if self._ending else []
         seconds = max(0.0, min(seconds, min(ends, default=math.inf) - time.monotonic()))
-        files: list[Any] = [one.reader.file for one in self._open.values() if not one.fault]
+        files: list[Any] = [one.file for one in self._open.values() if not one.fault]
         files.append(self._fork_server.control)
         wait(files, None if math.isinf(seconds) else seconds)
         for episode, connection in list(self._open.items()):
@@ -228,7 +229,7 @@ class EnvironmentPool:
             self._ended(serial, code)
         for episode, connection in list(self._open.items()):
             if connection.deadline < time.monotonic():
-                self._lose(episode, connection.late())
+                self._lose(episode, connection.fault or f"took over {connection.timeout:g} s")
         if self._ending and self._end_by < time.monotonic():
             raise UserError(
                 f"the process from which environments are forked has not ended one within {END_SECONDS:g} s; an "
@@ -255,7 +256,7 @@ class EnvironmentPool:
                 if done := connection.done():
                     self._finish_request(episode, connection, done)
                 if episode in self._open:
-                    self._lose(episode, connection.exit(code))
+                    self._lose(episode, NO_MESSAGE if connection.fault is NO_MESSAGE else describe_exit(code))
         self._ending.discard(serial)  # what was lost or finished here is told to exit, too
 
     def _finish_request(self, episode: int, connection: Connection, done: RequestDone) -> None:

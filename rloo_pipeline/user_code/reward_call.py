@@ -140,12 +140,9 @@ def _number(value: Any, row: int) -> float | None:
     except OverflowError:
         number = inf
     except (TypeError, ValueError):
-        is_text = isinstance(value, str)
-        kind, advice = (
-            ("a string", "float(…) of it") if is_text else (f"of type {type(value).__name__}", "one of these")
-        )
         raise BadOutputError(
-            f"returned {value!r:.100} for row {row}, which is {kind} and not a number or None; return {advice}"
+            f"returned {value!r:.100} for row {row}, which is of type {type(value).__name__} and not a number or None; "
+            "return one of these"
         ) from None
     if not isfinite(number):
         raise BadOutputError(f"returned {number} for row {row}; return None where a completion cannot be scored")

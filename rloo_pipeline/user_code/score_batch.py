@@ -6,15 +6,12 @@ tokenizer, is passed only to functions that name it. A function must return one 
 anything else is an error that names the function and the row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from rloo_pipeline.config import Reward
+from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.user_code.reward_call import OWN_ARGUMENTS, Scores
-
-if TYPE_CHECKING:
-    from rloo_pipeline.config import Reward
 
 
 class RewardBatch(NamedTuple):
@@ -49,8 +46,6 @@ class FunctionScores(NamedTuple):
 
 def log_summary(reward: Reward, result: FunctionScores) -> None:
     """Logs one line with the mean score and the number of rows without one."""
-    from rloo_pipeline.runtime.progress import say
-
     values = [value for value in result.scores if value is not None]
     mean = f"{sum(values) / len(values):.4f}" if values else "–"
     line = f"reward {reward.column}: mean {mean} over {len(values)} of {len(result.scores)}"

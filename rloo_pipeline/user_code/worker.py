@@ -120,14 +120,13 @@ def _serve(parent: ParentConnection, board: StatusBoard, start: Start) -> None:
 
 def _calls(batch: CallBatch, constants: dict[str, Any]) -> Iterator[Call]:
     columns = [(name, _unshared(values)) for name, values in batch.columns.items()]
-    mutable: dict[str, Any] = {name: value for name, value in constants.items() if isinstance(value, list | dict)}
-    first = next(iter(batch.calls.values())).rows.start
+    mutable = {name: value for name, value in constants.items() if isinstance(value, list | dict)}
+    end = 0
     for number, (rows, deadline) in batch.calls.items():
-        arguments = {name: values[rows.start - first : rows.stop - first] for name, values in columns}
-        arguments.update(constants)
-        if mutable:  # copied, because a function may change its arguments, and the next call must not see that
-            arguments.update(copy.deepcopy(mutable))
-        yield Call(number, rows, arguments, deadline)
+        first, end = end, end + len(rows)
+        arguments = {name: values[first:end] for name, values in columns}
+        # copied, because a function may change its arguments, and the next call must not see that
+        yield Call(number, rows, arguments | constants | copy.deepcopy(mutable), deadline)
 
 
 def _unshared(values: list[Any]) -> list[Any]:
@@ -171,8 +170,13 @@ def only_in(process: int) -> Iterator[None]:
 class CallerOfUserCode:
     """Calls user functions in this process."""
 
-    def __init__(self) -> None:
-        self.pid = os.getpid()
+    def __init__(self, reference: str = "") -> None:
+        self.pid, self.reference = os.getpid(), reference
+
+    def raised(self, error: BaseException) -> str:
+        """Describes an exception of the function or its class, in words that follow its name."""
+        message = one_line(f"raised {type(error).__name__}: {one_line(error, 500)}", 500)
+        return message + import_string.error_location(error, self.reference)
 
     @cached_property
     def loop(self) -> asyncio.Runner:
@@ -190,8 +194,8 @@ class _Scorer(CallerOfUserCode):
     def __init__(
         self, function: Callable[..., Any], start: Start, parent: ParentConnection, board: StatusBoard
     ) -> None:
-        super().__init__()
-        self.function, self.reference, self.parent, self.board = function, start.function, parent, board
+        super().__init__(start.function)
+        self.function, self.parent, self.board = function, parent, board
 
     def call_in_turn(self, calls: Iterator[Call]) -> None:
         """Makes one call after another on this thread."""
@@ -264,10 +268,8 @@ class _Scorer(CallerOfUserCode):
         if isinstance(error, UserError):
             rows = reward_call.rows_text(call.rows)
             return Failed(call.number, seconds, bad=f"cannot continue with {rows}: {error}")
-        message = one_line(f"raised {type(error).__name__}: {one_line(error, 500)}", 500)
-        message += import_string.error_location(error, self.reference)
         text = "".join(traceback.format_exception(error))
-        return Failed(call.number, seconds, raised=message, traceback=text[-TRACEBACK_CHARACTERS:])
+        return Failed(call.number, seconds, raised=self.raised(error), traceback=text[-TRACEBACK_CHARACTERS:])
 
 
 def _add(results: list[Message], call: Call, seconds: float, scores: reward_call.Scores, notes: dict[int, str]) -> Done:

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -158,7 +157,7 @@ class WorkerProcess(UserCodeProcess):
     @property
     def disturbed(self) -> bool:
         """True if the function wrote to the connection or closed it, so that results may be lost."""
-        return self.fault is not None or self.reader.in_message
+        return self.fault is not None or bool(self.unread)
 
     def next_end(self) -> float:
         """The next deadline of a call, on the monotonic clock."""
@@ -168,22 +167,16 @@ class WorkerProcess(UserCodeProcess):
 
     def kill(self) -> int:
         """Kills the process, its process group and, if it still runs, its descendants. Returns the exit code."""
-        import psutil  # another Python, which imports this module for its environments, may lack it
-
         self.close()
         if self._killed:  # its id may be another process's by now
             return self.process.wait()
         self._killed = True
-        descendants: list[psutil.Process] = []
-        with suppress(psutil.Error):  # it has ended, or /proc hides processes of other users
-            if self.process.poll() is None:
-                descendants = psutil.Process(self.process.pid).children(recursive=True)
+        others = frozenset(_children()) if self.process.poll() is None else None
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        for descendant in descendants:  # some are in sessions of their own
-            with suppress(psutil.Error):  # it has ended, or runs as another user
-                descendant.kill()
         exit_code = self.process.wait()
+        if others is not None:
+            end_orphans(others)  # those of its children that are in sessions of their own
         reap_group(self.process.pid)
         return exit_code
 
@@ -201,9 +194,7 @@ class WorkerProcess(UserCodeProcess):
         """
         dismissed = self._socket.fileno() < 0
         if dismissed and self.process.poll() is None:
-            end = process_end.readable_after(self.process.pid)  # Popen.wait with a timeout polls with sleeps
-            wait([end], max(0.0, deadline - time.monotonic()))
-            os.close(end)
+            process_end.wait(self.process.pid, deadline - time.monotonic())  # Popen.wait polls with sleeps
         self.kill()
 
 
@@ -222,14 +213,6 @@ def reap_group(leader: int) -> None:
         while True:
             os.killpg(leader, 0)  # is one left? Its id may be another group's by now, so no signal
             os.waitpid(-leader, 0)
-
-
-def reap_orphans(others: frozenset[int]) -> None:
-    """Reaps orphans that have ended; `others` are children of this process that stay."""
-    for child, (session, _) in _children().items():
-        if child not in others and session != os.getsid(0):
-            with suppress(ChildProcessError):
-                os.waitpid(child, os.WNOHANG)
 
 
 def end_orphans(others: frozenset[int]) -> None:

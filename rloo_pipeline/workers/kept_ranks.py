@@ -143,13 +143,9 @@ class KeptRanks:
                 if self._torchrun.poll() is not None or time.monotonic() > deadline:
                     raise IncompatibleEngine("ranks that did not start") from None
                 continue
-            process, user = client.peer(connection)
-            if user != os.getuid():
-                connection.close()
-                continue
             self._connections.append(connection)
             with contextlib.suppress(psutil.NoSuchProcess):  # it has died, as its connection will show
-                self._processes.append(psutil.Process(process))
+                self._processes.append(psutil.Process(client.peer(connection)))
 
     def run(self, words: Sequence[str]) -> list[RankAnswer]:
         """Runs `rloo WORDS` on all ranks, which write to the log of this process.
@@ -220,22 +216,12 @@ class KeptRanks:
                 process.kill()
         self._torchrun.wait()
         for process in self._processes:
-            _wait_for(process.pid)
+            process_end.wait(process.pid, KILL_SECONDS)  # its parent may not reap it
         for connection in self._connections:
             connection.close()
         os.close(self._torchrun_end)
         self._folder.cleanup()
         cost.count_processes([])
-
-
-def _wait_for(process: int) -> None:
-    """Waits until a killed process has ended, even if no one reaps it."""
-    try:
-        handle = process_end.readable_after(process)
-    except ProcessLookupError:
-        return
-    select.select([handle], [], [], KILL_SECONDS)
-    os.close(handle)
 
 
 def serve(run_command: Callable[[list[str]], int], path: Path, worker: int) -> None:

@@ -20,9 +20,6 @@ from rloo_pipeline.errors import IncompatibleEngine
 from rloo_pipeline.runtime import controller_watch, cost, devices, environment, gpu_claims, output, scratch
 from rloo_pipeline.workers import client, engine_cache, kept_ranks
 
-REQUEST_SECONDS = 10.0
-"""Seconds for a request to arrive; a client sends it as soon as it is connected."""
-
 
 def serve(
     run: Callable[[list[str]], None],
@@ -49,7 +46,6 @@ def serve(
     engine_cache.enable()
     path.unlink(missing_ok=True)
     temporary = path.with_suffix(".new")
-    temporary.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:
         client.with_short_path(listener.bind, str(temporary))
         listener.listen()
@@ -63,8 +59,6 @@ def serve(
         while True:
             connection, _ = listener.accept()
             with connection:
-                if client.peer(connection)[1] != os.getuid():  # the folder keeps others out, too
-                    continue
                 if not _answer(connection, run):
                     break
     kept_ranks.close()
@@ -73,14 +67,9 @@ def serve(
 
 def _answer(connection: socket.socket, run: Callable[[list[str]], None]) -> bool:
     """Runs the requested stage; returns True if the worker can run another one."""
-    connection.settimeout(REQUEST_SECONDS)
-    try:
-        text, descriptors = client.receive(connection)
-    except TimeoutError:
-        text = b""
+    text, descriptors = client.receive(connection)
     if not text:
         return True
-    connection.settimeout(None)
     request = json.loads(text)
     answered = threading.Event()
     threading.Thread(target=_end_with_client, args=(connection, answered), daemon=True).start()

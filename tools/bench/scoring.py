@@ -82,7 +82,7 @@ def in_workers(batch: RewardBatch, workers: int) -> float:
     samples = [min(SAMPLES, rows - first) for first in range(0, rows, SAMPLES)]
     with WorkerPools([Reward(function=MATH)], workers) as pools:
         for worker in pools.started[0]:
-            wait([worker.reader.file])
+            wait([worker.file])
         began = time.monotonic()
         pools.score(batch, samples)
         return time.monotonic() - began

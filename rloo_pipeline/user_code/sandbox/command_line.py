@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -92,6 +93,11 @@ def interpreter_argv(sandbox: Sandbox, limits: SandboxLimits) -> list[str]:
         options += ["--env", "PYTHONHASHSEED=0,OMP_NUM_THREADS=1,OPENBLAS_NUM_THREADS=1"]
         return apptainer_argv(sandbox.command, options, sandbox.read_only, sandbox.image)
     return [str(_interpreter())]
+
+
+def apptainer_program() -> str | None:
+    """The program Apptainer, or Singularity, its earlier name; None if it is not installed."""
+    return shutil.which("apptainer") or shutil.which("singularity")
 
 
 def apptainer_argv(program: str, options: Sequence[str], read_only: Sequence[str], image: str) -> list[str]:

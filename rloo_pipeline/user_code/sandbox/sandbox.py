@@ -54,6 +54,7 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.user_code.sandbox.command_line import (
     Sandbox,
     SandboxLimits,
+    apptainer_program,
     environment,
     interpreter_argv,
     is_real_root,
@@ -113,7 +114,7 @@ def _bubblewrap(read_only: tuple[str, ...]) -> Sandbox | str:
 
 
 def _apptainer(read_only: tuple[str, ...], image: str) -> Sandbox | str:
-    command = shutil.which("apptainer") or shutil.which("singularity")
+    command = apptainer_program()
     if command is None:
         return "Apptainer is not installed"
     if not image:

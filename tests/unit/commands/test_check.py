@@ -278,7 +278,7 @@ def test_the_longest_prompt_is_compared_with_the_context(case, tmp_path) -> None
     ("function", "message"),
     [
         ("raises", "raised KeyError: 'boom' (mine.py, line 9) for row 0; fix the function"),
-        ("texts", "returned '0.5' for row 0, which is a string and not a number or None; return float(…) of it"),
+        ("texts", "returned '0.5' for row 0, which is of type str and not a number or None; return one of"),
         (
             "wants",
             "needs a column 'solution', which the dataset lacks; there are answer, finish_reason, prompt_id, question",

@@ -64,8 +64,7 @@ def test_an_episode_is_that_of_the_same_code_without_a_sandbox(shared_pool, envi
     def played(pool: EnvironmentPool) -> list[Answer]:
         played = begun(pool, 5)
         pool.call(5, [("act", {"code": "answer = self.draw"}), ("wait", {"seconds": 0.01})])
-        played += answers(pool) + finished(pool, 5)
-        return [answer._replace(seconds=0) for answer in played]
+        return [*played, *answers(pool), *finished(pool, 5)]
 
     with pool_of(environment_file, sandbox=False) as pool:
         assert played(shared_pool) == played(pool)

@@ -222,21 +222,24 @@ def errors(tmp_path, environment: str | None, *tools: str, text: str) -> str:
         ("pass", "Wordle has no method reset; add `def reset(self, **row)`"),
         (
             f"{RESET}\n    def guess(self, word):\n        {TOOL}",
-            "Wordle.guess has no type for 'word'; write `word: str`",
+            "word is missing a type hint in function guess); give each argument a",
         ),
         (
             f"{RESET}\n    def guess(self, word: str): pass",
-            "Wordle.guess has no docstring, which tells the model what it",
+            "it has no docstring!); give each argument",
         ),
         (
             f'{RESET}\n    def guess(self, word: str):\n        """Guess a word."""',
-            "Wordle.guess has a docstring that does not describe 'word'; add `word: …` under `Args:`",
+            "no description for the argument 'word'); give each argument a type",
         ),
         (
             f"{RESET}\n    def guess(self, word: 'Word'):\n        {TOOL}",
-            "Wordle.guess has a type that JSON lacks (name '",
+            "Wordle.guess gives no schema (NameError: name 'Word' is not defined)",
         ),
-        (f"{RESET}\n    def guess(self, word: set[str]):\n        {TOOL}", "Wordle.guess has a type that JSON lacks ("),
+        (
+            f"{RESET}\n    def guess(self, word: set[str]):\n        {TOOL}",
+            "no schema (TypeHintParsingException: Couldn't",
+        ),
     ],
 )
 def test_an_environment_that_breaks_the_contract_is_named(tmp_path, body, message) -> None:
@@ -255,7 +258,7 @@ def test_tools_that_break_the_contract_are_named(tmp_path) -> None:
         refused == "'my_env.py:Wordle': not a function; a tool must be one, and a class belongs in rollout.environment"
     )
     refused = errors(tmp_path, None, "guess", text="def guess(word): pass\n")
-    assert refused == "'my_env.py:guess' has no docstring, which tells the model what it does; write one with `Args:`"
+    assert refused.startswith("'my_env.py:guess' gives no schema (DocstringParsingException: ")
 
 
 @pytest.mark.parametrize(
@@ -287,7 +290,7 @@ def test_a_function_that_makes_an_environment_is_one(tmp_path) -> None:
     )
     code = contract.load(contract.by_name(f"{file}:small"), [])
     assert contract.tool_sets(code) == {"": contract.ToolSet([], True)}
-    assert contract.create(*code.environments[""]).reset() == "2 m"
+    assert code.environments[""][1]().reset() == "2 m"
 
 
 def test_the_state_has_what_the_class_sets_and_the_episode_has_not() -> None:

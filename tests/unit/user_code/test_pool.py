@@ -409,8 +409,7 @@ def test_no_name_of_a_parameter_or_of_a_column_is_reserved_but_that_of_the_envir
         assert (answer.texts, answer.errors) == (("x f g",), (False,))
         finished(pool, 1)
         pool.reset(2, {"self": "x"}, 0)
-        with pytest.raises(UserError, match=r"a column 'self', as the first parameter of Graph.reset is called"):
-            answers(pool)
+        assert str(answers(pool)[0].lost).endswith("Graph.reset() got multiple values for argument 'self'")
 
 
 @pytest.mark.parametrize("sandbox", [False, True])

@@ -15,7 +15,7 @@ from types import CoroutineType, ModuleType
 from typing import Any
 
 from rloo_pipeline.user_code.sandbox.inside.limits import apply, begin
-from rloo_pipeline.user_code.sandbox.inside.wire import Wire, decode, decode_error, encode, encode_error
+from rloo_pipeline.user_code.sandbox.inside.wire import Wire, builtin_base, decode, decode_error, encode, encode_error
 
 
 @functools.cache
@@ -123,18 +123,16 @@ class ProgramServer:
             self._objects.append(value)
         if isinstance(value, CoroutineType):
             return ["a", number]
-        base_names = []
-        if isinstance(value, type) and issubclass(value, Exception):
-            base_names = [base.__name__ for base in value.__mro__ if getattr(builtins, base.__name__, None) is base]
-        return ["h", [number, getattr(value, "__name__", "") if base_names else "", *base_names[:1]]]
+        is_exception = isinstance(value, type) and issubclass(value, Exception)
+        return ["h", number, *([value.__name__, builtin_base(value).__name__] if is_exception else [])]
 
     def _decode(self, message: Any) -> Any:
         return decode(message, self._resolve)
 
     def _resolve(self, tag: str, number: int) -> Any:
-        return self._objects[number] if tag == "h" else self._of_examiner(number, tag == "K")
+        return self._objects[number] if tag == "h" else self._of_examiner(number)
 
-    def _of_examiner(self, number: int, asynchronous: bool) -> Any:
+    def _of_examiner(self, number: int) -> Callable[..., Any]:
         """Stands for a function of the tests that was passed as an argument. Calling it sends a request to the
         examiner.
         """
@@ -149,10 +147,7 @@ class ProgramServer:
                 raise decode_error(getattr(builtins, base_name), messages, {})
             return self._decode(reply["value"])
 
-        async def call_later(*args: Any, **kwargs: Any) -> Any:
-            return call(*args, **kwargs)
-
-        return call_later if asynchronous else call
+        return call
 
 
 def _changes_in_place(value: Any) -> bool:

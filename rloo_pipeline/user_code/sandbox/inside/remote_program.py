@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import builtins
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from types import CoroutineType
 from typing import Any
 
-from rloo_pipeline.user_code.sandbox.inside.wire import Wire, decode, decode_error, encode, encode_error
+from rloo_pipeline.user_code.sandbox.inside.wire import Wire, builtin_base, decode, decode_error, encode, encode_error
 
 ENDS_OF_LOOPS: dict[type[Exception], str] = {StopIteration: "next", StopAsyncIteration: "anext"}
 """Exceptions that end a loop, and the operation that may raise them."""
@@ -99,8 +99,6 @@ class ProgramProxy:
         kwargs = {name: decode(arg, self._resolve) for name, arg in reply["named"].items()}
         try:
             result = function(*args, **kwargs)
-            if isinstance(result, CoroutineType):
-                result = _complete(result)
         except Exception as error:
             return {"raise": encode_error(error)}
         try:
@@ -116,20 +114,20 @@ class ProgramProxy:
             value = value.cr_frame.f_locals["coroutine"]
         if isinstance(value, RemoteObject):
             return ["h", value._number]
-        if not callable(value):
-            self.unsupported = f"a value of type {type(value).__name__} cannot be passed to the program"
+        asynchronous = getattr(getattr(value, "__code__", None), "co_flags", 0) & CO_COROUTINE
+        if asynchronous or not callable(value):
+            kind = "coroutine function" if asynchronous else type(value).__name__
+            self.unsupported = f"a value of type {kind} cannot be passed to the program"
             raise UnsupportedValue(self.unsupported)
         self._callbacks.append(value)
-        asynchronous = getattr(getattr(value, "__code__", None), "co_flags", 0) & CO_COROUTINE
-        return ["K" if asynchronous else "k", len(self._callbacks) - 1]
+        return ["k", len(self._callbacks) - 1]
 
-    def _resolve(self, tag: str, content: Any) -> Any:
-        if tag in "kK":
-            return self._callbacks[content]
+    def _resolve(self, tag: str, number: int, *names: str) -> Any:
+        if tag == "k":
+            return self._callbacks[number]
         if tag == "a":
-            return _awaited(RemoteObject(self, int(content)))
-        number, name, *base_names = content
-        return self._class(name, base_names[0]) if base_names else RemoteObject(self, int(number))
+            return _awaited(RemoteObject(self, int(number)))
+        return self._class(*names) if names else RemoteObject(self, int(number))
 
     def _error(
         self, do: str, name: str, base_name: str, args: list[Any], attributes: dict[str, Any], text: str
@@ -161,15 +159,6 @@ class ProgramProxy:
 async def _awaited(coroutine: RemoteObject) -> Any:
     """Awaits a coroutine of the program, which runs to completion in the program's process."""
     return coroutine._request("await")
-
-
-def _complete(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Runs a coroutine of the tests, which may already be running an event loop on this thread."""
-    import asyncio
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, coroutine).result()
 
 
 def _forwarded(do: str, kind: Callable[[Any], Any] | None = None) -> Callable[..., Any]:
@@ -216,7 +205,7 @@ class RemoteObject:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         with _suppressing(error):
-            self._request("exit", _nearest_builtin(kind))
+            self._request("exit", kind and builtin_base(kind))
 
     def __await__(self) -> Any:
         return self._request("await")
@@ -230,7 +219,7 @@ class RemoteObject:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         with _suppressing(error):
-            self._request("aexit", _nearest_builtin(kind))
+            self._request("aexit", kind and builtin_base(kind))
 
     def __iter__(self) -> Iterator[Any]:
         items = self._request("iter")
@@ -250,10 +239,6 @@ class RemoteObject:
 def _suppressing(error: BaseException | None) -> AbstractContextManager[None]:
     """Suppresses an exception from the program's `__exit__` if the tests' own error should propagate."""
     return nullcontext() if error is None else suppress(Exception)
-
-
-def _nearest_builtin(kind: type[BaseException] | None) -> type | None:
-    return kind and next(base for base in kind.__mro__ if getattr(builtins, base.__name__, None) is base)
 
 
 def _replace_content(target: Any, after: Any) -> None:

@@ -12,23 +12,29 @@ import json
 import os
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-CONTAINERS = {"l": list, "t": tuple, "s": set, "f": frozenset}
-WRITTEN: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "i": (int, hex, lambda text: int(text, 16)),
-    "c": (complex, repr, complex),
-    "b": (bytes, bytes.hex, bytes.fromhex),
-    "D": (Decimal, str, Decimal),
-    "F": (Fraction, str, Fraction),
-    "T": (datetime.datetime, datetime.datetime.isoformat, datetime.datetime.fromisoformat),
-    "d": (datetime.date, datetime.date.isoformat, datetime.date.fromisoformat),
-    "y": (datetime.timedelta, lambda t: [t.days, t.seconds, t.microseconds], lambda parts: datetime.timedelta(*parts)),
-    "r": (range, lambda r: [r.start, r.stop, r.step], lambda ends: range(*ends)),
+KINDS: dict[str, tuple[type, Callable[[Any], Iterable[Any]], Callable[..., Any]]] = {
+    "l": (list, iter, lambda *items: list(items)),
+    "t": (tuple, iter, lambda *items: items),
+    "s": (set, iter, lambda *items: set(items)),
+    "f": (frozenset, iter, lambda *items: frozenset(items)),
+    "q": (deque, lambda d: [d.maxlen, *d], lambda most, *items: deque(items, most)),
+    "m": (dict, lambda d: d.items(), lambda *items: dict(items)),
+    "i": (int, lambda number: [hex(number)], lambda text: int(text, 16)),
+    "c": (complex, lambda number: [repr(number)], complex),
+    "b": (bytes, lambda data: [data.hex()], bytes.fromhex),
+    "D": (Decimal, lambda number: [str(number)], Decimal),
+    "F": (Fraction, lambda number: [str(number)], Fraction),
+    "T": (datetime.datetime, lambda time: [time.isoformat()], datetime.datetime.fromisoformat),
+    "d": (datetime.date, lambda date: [date.isoformat()], datetime.date.fromisoformat),
+    "y": (datetime.timedelta, lambda t: [t.days, t.seconds, t.microseconds], datetime.timedelta),
+    "r": (range, lambda r: [r.start, r.stop, r.step], range),
 }
+"""Kinds of plain data by their tag: type, parts of a value, and the function that makes the value from its parts."""
 
 
 class Wire:
@@ -59,7 +65,9 @@ class Wire:
 
 
 def encode(value: Any, refer: Callable[[Any], Any]) -> Any:
-    """Encodes a value as JSON; `refer` makes a reference for an object that is not plain data."""
+    """Encodes a value as JSON: a string, number, True, False or None as itself, others as a list of a tag and parts;
+    `refer` makes a reference for an object that is not plain data.
+    """
     plain: Any
     for plain in (bool, int, float, str):
         if isinstance(value, plain):
@@ -67,47 +75,35 @@ def encode(value: Any, refer: Callable[[Any], Any]) -> Any:
             return ["i", hex(exact)] if plain is int and abs(exact) >> 63 else exact
     if value is None:
         return None
-    for tag, kind in CONTAINERS.items():
-        if isinstance(value, kind):
-            return [tag, [encode(item, refer) for item in value]]
-    if isinstance(value, deque):
-        return ["q", [[encode(item, refer) for item in value], value.maxlen]]
-    if isinstance(value, type) and _is_builtin(value):
+    if isinstance(value, type) and builtin_base(value) is value:
         return ["x", value.__name__]
-    if isinstance(value, dict):
-        return ["m", [[encode(key, refer), encode(item, refer)] for key, item in value.items()]]
-    for tag, (written, write, _) in WRITTEN.items():
-        if isinstance(value, written):
-            return [tag, write(value)]
+    for tag, (kind, parts_of, _) in KINDS.items():
+        if isinstance(value, kind):
+            return [tag, *(encode(part, refer) for part in parts_of(value))]
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.generic):
         return encode(value.item(), refer)
     if numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in "biufcSUmM":
-        return ["n", [value.dtype.str, list(value.shape), value.tobytes().hex()]]
+        return ["n", value.dtype.str, encode(value.shape, refer), value.tobytes().hex()]
     return refer(value)
 
 
-def decode(message: Any, resolve: Callable[[str, Any], Any]) -> Any:
+def decode(message: Any, resolve: Callable[..., Any]) -> Any:
     """Decodes a value; `resolve` returns the object for a reference."""
     if not isinstance(message, list):
         return message
-    tag, content = message
-    if tag in CONTAINERS:
-        return CONTAINERS[tag]([decode(item, resolve) for item in content])
-    if tag == "q":
-        return deque((decode(item, resolve) for item in content[0]), content[1])
+    tag, *encoded = message
+    parts = [decode(part, resolve) for part in encoded]
+    if tag in KINDS:
+        return KINDS[tag][2](*parts)
     if tag == "x":
-        return builtin_type(content)
-    if tag == "m":
-        return {decode(key, resolve): decode(item, resolve) for key, item in content}
-    if tag in WRITTEN:
-        return WRITTEN[tag][2](content)
+        return builtin_type(*parts)
     if tag == "n":
-        return _array(*content)
-    return resolve(tag, content)
+        return _array(*parts)
+    return resolve(tag, *parts)
 
 
-def _array(dtype: str, shape: list[int], data: str) -> Any:
+def _array(dtype: str, shape: tuple[int, ...], data: str) -> Any:
     import numpy
 
     return numpy.frombuffer(bytes.fromhex(data), numpy.dtype(dtype)).reshape(shape).copy()
@@ -121,17 +117,23 @@ def builtin_type(name: str) -> type:
     return value
 
 
+def builtin_base(kind: type) -> type:
+    """Returns a class, if it is a builtin type, or else its nearest base class that is one."""
+    builtin: type = next(base for base in kind.__mro__ if getattr(builtins, base.__name__, None) is base)
+    return builtin
+
+
 def encode_error(error: BaseException) -> list[Any]:
     """Encodes an exception: names of its class and of the nearest builtin class, plain arguments and attributes,
     text.
     """
-    base = next(base.__name__ for base in type(error).__mro__ if _is_builtin(base))
     try:
         text = str(error)
     except Exception:  # from the program's own __str__
         text = ""
     args = [message for arg in error.args for message in _plain(arg)]
     attributes = {str(name): message for name, value in vars(error).items() for message in _plain(value)}
+    base = builtin_base(type(error)).__name__
     return [type(error).__name__, base, args if len(args) == len(error.args) else [text], attributes, text]
 
 
@@ -157,7 +159,3 @@ def _plain(value: Any) -> list[Any]:
 
 def _refuse(*_: Any) -> Any:
     raise TypeError("not plain data")
-
-
-def _is_builtin(kind: type) -> bool:
-    return getattr(builtins, kind.__name__, None) is kind

@@ -164,9 +164,11 @@ print(1, flush=True)
 def test_a_program_dies_with_the_process_that_scores_it(confinement):
     call = (
         "from rloo_pipeline.rewards.code import code_reward\n"
-        "tests = ['assert f()', [{'input': '', 'output': ''}]]\n"
-        "code_reward(['import time; time.sleep(3000)'] * 2, tests=tests,"
-        f" timeout=3000, memory_mb=506, workers=2, image={IMAGE!r})"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "def score(tests): code_reward(['import time; time.sleep(3000)'], tests=[tests],"
+        f" timeout=3000, memory_mb=506, image={IMAGE!r})\n"
+        "with ThreadPoolExecutor() as threads:\n"
+        "    [*threads.map(score, ['assert f()', [{'input': '', 'output': ''}]])]\n"
     )
     marker = str(506 << 20)
     with subprocess.Popen([sys.executable, "-c", call]) as scorer:

@@ -41,6 +41,7 @@ from rloo_pipeline.user_code.sandbox.code_tests import UnusableTestsError, read_
             "import asyncio\nc = f(1)\nasyncio.run(asyncio.wait_for(c, 9))\nassert g(c) == 2",
             0,
         ),
+        ("def use(g): return 1", "async def g(): pass\nassert use(g) == 1", None),
         (ADD, None, None),
         (ADD, [], None),
     ],
@@ -158,10 +159,10 @@ def test_tests_behind_a_main_guard_run(reward):
     assert reward("x = 1", builtin) == 0
 
 
-def test_rows_are_independent_and_run_several_at_a_time(confinement):
+def test_rows_are_independent(confinement):
     programs = [ADD, "def add(a, b): return 0", "while True: pass", ADD]
     tests = ["assert add(1, 2) == 3"] * 3 + [None]
-    assert code_reward(programs, tests=tests, image=IMAGE, timeout=3, workers=3) == [1, 0, 0, None]
+    assert code_reward(programs, tests=tests, image=IMAGE, timeout=3) == [1, 0, 0, None]
 
 
 def test_unusable_tests_give_none_and_a_note(confinement):
