@@ -69,9 +69,9 @@ class RunFiles(NamedTuple):
                 evaluations[number] = read_evaluation(self.folder, name)
         return evaluations
 
-    def held_out(self, only: Collection[int] = ()) -> list[JSON]:
-        """held_out.json of all rounds and of the next one, or `only` of these; rounds without one are skipped."""
-        rounds = only or range(1, min(len(self.rounds) + 1, self.config.rounds) + 1)
+    def held_out(self) -> list[JSON]:
+        """held_out.json of all rounds and of the next one; rounds without one are skipped."""
+        rounds = range(1, min(len(self.rounds) + 1, self.config.rounds) + 1)
         policy_of = self.config.rollout.policy_of
         return read_held_out(
             self.folder,

@@ -467,19 +467,17 @@ def test_an_experiment_is_a_curve_of_means_for_each_arm(tmp_path) -> None:
         watch.watch([tmp_path] * 27, once=True, every=1.0)
 
 
-def test_a_further_round_reads_no_file_of_the_rounds_before(tmp_path, monkeypatch) -> None:
-    """A run of a thousand rounds is shown as fast at its end as at its begin."""
-    run = write_run(tmp_path / "run", 6)
+def test_what_a_run_has_written_since_is_read(tmp_path) -> None:
+    run = write_run(tmp_path / "run", 5)
+    measured = LiveRun.of_call(run_files.read(run).config, run)
+    write_run(run, 6)
     for number in range(1, 7):
         write_json(run / "rounds" / f"{number:05d}" / "held_out.json", {"policy": number - 1, "accuracy": number / 8})
-    config = run_files.read(run).config
-    measured = LiveRun.of_call(config.model_copy(update={"rounds": 5}), run)
-    looked_at: list[int] = []
-    path_of = run_files.metrics_of
-    monkeypatch.setattr(run_files, "metrics_of", lambda run, n: looked_at.append(n) or path_of(run, n))
-    measured.read([6], held_out=())
-    measured.read(held_out=[6])
-    assert min(looked_at) >= 5
-    again = LiveRun.of_call(config, run)
-    assert [row.held_out for row in measured.rows(99)] == [row.held_out for row in again.rows(99)]
-    assert [row.round for row in measured.rows(99)] == [*range(7)]
+    measured.read()
+    assert [row.held_out for row in measured.rows(99)] == [number / 8 for number in range(1, 7)] + [None]
+    train_again(run, 2)
+    measured.read()
+    assert [row.round for row in measured.rows(99)] == [0, 1, 2]
+    (run / "rounds" / "00002" / "metrics.json").write_text("{")
+    measured.read()
+    assert measured.rows(1)[0].round == 2, "a file is being replaced"
