@@ -478,6 +478,8 @@ def test_what_a_run_has_written_since_is_read(tmp_path) -> None:
     train_again(run, 2)
     measured.read()
     assert [row.round for row in measured.rows(99)] == [0, 1, 2]
-    (run / "rounds" / "00002" / "metrics.json").write_text("{")
+    half_written = run / "rounds" / "00002" / "metrics.json"
+    half_written.write_text("{")
+    os.utime(half_written, (time.time() + 9,) * 2)
     measured.read()
     assert measured.rows(1)[0].round == 2, "a file is being replaced"
