@@ -3,6 +3,7 @@
 import fcntl
 import io
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -40,6 +41,17 @@ def write_run(folder: Path, rounds: int) -> Path:
         write_json(file, {"round": number, "reward": number / 8, "kl": 0.6 if number == rounds else 0.01})
         os.utime(file, (STARTED + number * PACE, STARTED + number * PACE))
     return folder
+
+
+@pytest.fixture(scope="module")
+def of_two_rounds(tmp_path_factory) -> Path:
+    return finish_run(tmp_path_factory.mktemp("finished") / "run", configuration(rounds=2))
+
+
+@pytest.fixture
+def finished_run(of_two_rounds, tmp_path) -> Path:
+    """A finished run of two rounds, to be changed."""
+    return Path(shutil.copytree(of_two_rounds, tmp_path / "run"))
 
 
 def shown(run: Path) -> str:
@@ -210,8 +222,8 @@ def watch_once(run: Path) -> str:
     "file",
     ["assets/assets.json", "prompts/counts.json", "policies/00000/manifest.json", "rounds/00001/scores/000.parquet"],
 )
-def test_a_run_whose_start_is_made_again_is_in_progress_before_its_first_update(tmp_path, file) -> None:
-    run = finish_run(tmp_path / "run", configuration(rounds=2))
+def test_a_run_whose_start_is_made_again_is_in_progress_before_its_first_update(finished_run, file) -> None:
+    run = finished_run
     assert "round 2 of 2  finished" in watch_once(run)
     write_json(run / file, {})
     os.utime(run / file, (time.time() + 1,) * 2)
@@ -235,11 +247,10 @@ def test_what_comes_before_the_rounds_is_done_though_what_is_made_from_it_is_new
     assert {stage.name for stage in stages if stage.done == stage.total} == outputs.keys()
 
 
-def test_a_run_with_a_job_at_work_is_not_finished(tmp_path) -> None:
+def test_a_run_with_a_job_at_work_is_not_finished(finished_run) -> None:
     """Snakemake has deleted the prompts, and their job has begun."""
-    run = finish_run(tmp_path / "run", configuration(rounds=2))
-    write_log(run, "prompts.log", "2026-01-01 00:00:00,000 INFO rloo: tokenizing\n")
-    assert "finished" not in watch_once(run)
+    write_log(finished_run, "prompts.log", "2026-01-01 00:00:00,000 INFO rloo: tokenizing\n")
+    assert "finished" not in watch_once(finished_run)
 
 
 def test_a_run_that_is_trained_again_is_shown_as_far_as_it_has_come(tmp_path) -> None:
@@ -383,8 +394,8 @@ def test_a_run_that_has_ended_is_not_waited_for_unless_its_job_is_in_the_queue(t
     assert "my.py, line 7: it is wrong" in last
 
 
-def test_the_last_view_has_what_was_written_before_the_run_ended(tmp_path, monkeypatch) -> None:
-    run = finish_run(tmp_path / "run", configuration(rounds=2))
+def test_the_last_view_has_what_was_written_before_the_run_ended(finished_run, tmp_path, monkeypatch) -> None:
+    run = finished_run
     summary = (run / "summary.json").rename(tmp_path / "summary.json")
 
     def end(_: object) -> bool:
