@@ -48,16 +48,15 @@ class Row(NamedTuple):
 class LiveRun:
     """The progress of a run, as of the last `read`."""
 
-    def __init__(self, run: RunFiles, since: float | None = None, now: float | None = None) -> None:
+    def __init__(self, run: RunFiles, since: float | None = None) -> None:
         """Reads held-out accuracies.
 
         Args:
             run: the run's files.
             since: start of the current round in seconds since 1970; None for the end of the previous round.
-            now: current time in seconds since 1970, for tests; None to read the clock.
         """
         self.run, self.accuracies = run, run.accuracies()
-        self._since, self._now = since, now
+        self._since = since
         self._seconds: dict[int, float | None] = {}
         self.pace = self._pace()
         """Seconds per round; None until the first round is done."""
@@ -82,7 +81,7 @@ class LiveRun:
         if not self.pace or not self.rounds_left:
             return None
         since = run_progress.end_of(self.run, len(self.run.rounds)) if self._since is None else self._since
-        passed = 0.0 if since is None else (self._now or time.time()) - since
+        passed = 0.0 if since is None else time.time() - since
         return self.pace * self.rounds_left - min(max(passed, 0.0), self.pace)
 
     def rows(self, most: int) -> list[Row]:

@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from pathlib import Path
+from unittest import mock
 
 import helpers
 import pytest
@@ -57,7 +58,8 @@ def finished_run(of_two_rounds, tmp_path) -> Path:
 def shown(run: Path) -> str:
     console = Terminal(width=150, file=io.StringIO())
     files = run_files.read(run)
-    console.print(watched(files, progress_of(files, STARTED + 310), STARTED + 310))
+    with mock.patch("time.time", return_value=STARTED + 310):
+        console.print(watched(files, progress_of(files)))
     return console.file.getvalue()
 
 
@@ -122,7 +124,7 @@ def test_jobs_are_done_running_failed_or_to_come(tmp_path) -> None:
         "evaluate/warmstart.log",
         "2026-01-01 10:00:00,1 INFO rloo.time: took 4.0 s, 3.00 s of CPU, 90 MB at most\n",
     )
-    progress = progress_of(run_files.read(run), now=STARTED + 10)
+    progress = progress_of(run_files.read(run))
     by_name = {stage.name: stage[1:] for stage in progress.stages}
     assert by_name["rollout"] == (7, 1, 16)
     assert by_name["score"] == (6, 0, 16)
@@ -147,17 +149,17 @@ def test_a_frame_has_round_curves_diagnosis_and_time_left(tmp_path) -> None:
     assert "ended by a gate" not in shown(run), "the run went on"
 
 
-def test_the_time_left_falls_while_a_round_lasts_and_no_further_than_to_the_next(tmp_path) -> None:
+def test_the_time_left_falls_while_a_round_lasts_and_no_further_than_to_the_next(tmp_path, monkeypatch) -> None:
     run = run_files.read(write_run(tmp_path / "run", 3))
-    seconds_left = [LiveRun(run, now=STARTED + 3 * PACE + passed).seconds_left() for passed in (0, 40, 99, 5000)]
-    assert seconds_left == [500, 460, 401, 400]
+    for passed, seconds_left in {0: 500, 40: 460, 99: 401, 5000: 400}.items():
+        monkeypatch.setattr(time, "time", lambda passed=passed: STARTED + 3 * PACE + passed)
+        assert LiveRun(run).seconds_left() == seconds_left
     first = write_run(tmp_path / "first", 1)
     assert LiveRun(run_files.read(first)).seconds_left() is None
     (first / "policies" / "00000").mkdir(parents=True)
     os.utime(first / "policies" / "00000", (STARTED + 20, STARTED + 20))
-    assert LiveRun(run_files.read(first), now=STARTED + PACE).seconds_left() == 7 * 80, (
-        "the first round began with policy 0"
-    )
+    monkeypatch.setattr(time, "time", lambda: STARTED + PACE)
+    assert LiveRun(run_files.read(first)).seconds_left() == 7 * 80, "the first round began with policy 0"
 
 
 def test_a_pause_between_two_calls_is_not_the_time_of_a_round(tmp_path) -> None:
@@ -282,7 +284,7 @@ def test_what_an_engine_prints_is_not_an_action_of_the_stage(tmp_path) -> None:
     engine = "(EngineCore pid=7) INFO 11-23 [rloo_model.py:9] rloo: compiling\n" * 90
     write_log(run, "rollout/00004-000.log", engine)
     write_log(run, "rollout/00004-001.log", f"2026-01-01 10:00:00,1 INFO rloo: sampling: 3 of 9\n{engine}")
-    working = progress_of(run_files.read(run), now=STARTED + 10).working
+    working = progress_of(run_files.read(run)).working
     assert [job.last_line for job in working] == ["", "sampling: 3 of 9"]
 
 
