@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rloo_pipeline import frozen_functions
-from rloo_pipeline.errors import UserError, did_you_mean, one_line, unexpanded
+from rloo_pipeline.errors import UserError, did_you_mean, unexpanded
 
 LIBRARIES = {
     "openenv": "rloo_pipeline.environments.openenv_server:environment",
@@ -132,14 +132,6 @@ def load(reference: str, imported: dict[Path, Any] | None = None) -> Callable[..
 
 def _failed_import(reference: str, module: str, error: BaseException, where: str = "") -> UserError:
     return UserError(f"'{reference}': importing {module} failed with {type(error).__name__}: {error}{where}")
-
-
-def failed_call(error: Exception, reference: str, caller: str, options: str) -> UserError:
-    """The error about a user's function that raised an exception when `caller` called it with its `options`."""
-    where = error_location(error, reference)
-    if isinstance(error, TypeError) and not where:
-        return UserError(f"{options} do not fit {reference}: {error}")
-    return UserError(f"{caller} {reference} raised {type(error).__name__}: {one_line(error, 300)}{where}")
 
 
 def error_location(error: BaseException, reference: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rloo_pipeline import import_string
 from rloo_pipeline.config import Model, ModelSource
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.seeds import derive
 
 
@@ -45,4 +45,8 @@ def build(model: Model, seed: int, data_dir: str | None, folder: Path, key: str 
     except (UserError, ImportError):
         raise
     except Exception as error:
-        raise import_string.failed_call(error, name, f"{key}.build:", f"{key}.build_options") from error
+        where = import_string.error_location(error, name)
+        if isinstance(error, TypeError) and not where:
+            raise UserError(f"{key}.build_options do not fit {name}: {error}") from error
+        message = one_line(f"{type(error).__name__}: {error}", 300)
+        raise UserError(f"{key}.build: {name} raised {message}{where}") from error

@@ -47,7 +47,10 @@ def _generated(source: Source) -> list[Row]:
     except UserError:
         raise
     except Exception as error:
-        raise import_string.failed_call(error, name, "the generator", "options of the generator") from error
+        where = import_string.error_location(error, name)
+        if isinstance(error, TypeError) and not where:
+            raise UserError(f"options of the generator {name} do not fit it: {error}") from error
+        raise UserError(f"the generator {name} raised {type(error).__name__}: {one_line(error)}{where}") from error
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise UserError(
