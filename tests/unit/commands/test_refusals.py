@@ -380,7 +380,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "data.rows._generated": (
         Case("the generator made:rows raised KeyError", raising),
         Case("the generator made:rows yielded a str as row 0", lambda: ["a"]),
-        Case("options of the generator do not fit made:rows", lambda size: size),
+        Case("options of the generator made:rows do not fit it", lambda size: size),
     ),
     "data.rows._loaded": (Case("train.parquet: truncated or damaged", "hello", name="train.parquet"),),
     "data.rows.check_file": (
