@@ -10,7 +10,7 @@ from typing import Any
 
 from rloo_pipeline.artifacts import lineage
 from rloo_pipeline.artifacts.files import read_artifact, write_json
-from rloo_pipeline.artifacts.manifest import check_entries, entries, folder_files, verify_manifest, write_manifest
+from rloo_pipeline.artifacts.manifest import check_entries, entries, file_names, verify_manifest, write_manifest
 from rloo_pipeline.artifacts.model_files import PICKLES
 from rloo_pipeline.errors import UserError
 
@@ -94,9 +94,5 @@ def _files_of_source(path: Path) -> tuple[Path, list[str]]:
     """The folder of a source, and the names of its files that a run may read; none for a generator."""
     if path.is_file():
         return path.parent, [path.name]
-    names = (file.relative_to(path) for file in folder_files(path))
-    return path, [
-        str(name)
-        for name in names
-        if name.suffix not in {*PICKLES, ".md"} and not any(part.startswith(".") for part in name.parts)
-    ]
+    names = [name for name in file_names(path) if "/." not in f"/{name}"]  # without hidden folders
+    return path, [name for name in names if not name.endswith((*PICKLES, ".md"))]

@@ -34,11 +34,10 @@ REWARD_MODELS = "reward_models"
 DECIDED = "decided"
 """Footer key: what decided the table, as JSON: the stage, the one reward function that ran or null, and the stage's
 parameters."""
-NO_CARDS: Mapping[str, str] = MappingProxyType({})
 REMEDY = "restore this run's own, or delete it and run again"
 
 
-def require_own(seed: int, inputs: Iterable[Path], cards: Mapping[str, str] = NO_CARDS) -> None:
+def require_own(seed: int, inputs: Iterable[Path], cards: Mapping[str, str] = MappingProxyType({})) -> None:
     """Checks that this run made the inputs of a stage.
 
     Args:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from rloo_pipeline.checks.evidence import Evidence
 from rloo_pipeline.checks.registry import CheckResult, check
 
 if TYPE_CHECKING:
@@ -13,14 +12,14 @@ if TYPE_CHECKING:
 
 
 @check(bad="above", warn=1e-4, fail=1e-3)
-def packed_logprobs(evidence: Evidence) -> CheckResult:
+def packed_logprobs(packed: float) -> CheckResult:
     """Largest difference of a token's log-prob between the packed model and plain transformers, in nats.
 
     Measured on a small copy of the model in float32. Above 1e-3 the stage fails before any check runs.
     """
     return CheckResult(
-        evidence.packed,
-        f"{evidence.packed:.2g} nats at most, on a small copy in float32",
+        packed,
+        f"{packed:.2g} nats at most, on a small copy in float32",
         "The trainer's batches get the same log-probs and gradients as each sequence alone in plain transformers.",
         "The trainer's batches get different log-probs than each sequence alone; if that is only rounding, accept it.",
     )
@@ -36,21 +35,17 @@ def packed_logprobs(evidence: Evidence) -> CheckResult:
     warn={"float32": 1e-3, "bfloat16": 0.1, "float16": 0.02, "fp8": 0.35},
     fail={"float32": 1e-2, "bfloat16": 0.3, "float16": 0.1, "fp8": 0.7},
 )
-def logprob_difference(evidence: Evidence) -> CheckResult | None:
+def logprob_difference(differences: Array, dtype: str) -> CheckResult:
     """Difference between vLLM's and the trainer's log-probs in nats: for any token in float32, on average in 16 bits.
 
     In 16 bits, rounding alone moves single tokens far apart.
     """
-    if evidence.differences is None:
-        return None
-    import numpy as np
-
-    sizes = np.abs(evidence.differences)
+    sizes = abs(differences)
     mean, largest = (float(sizes.mean()), float(sizes.max())) if len(sizes) else (0.0, 0.0)
     return CheckResult(
-        largest if evidence.dtype == "float32" else mean,
-        f"{largest:.2g} nats at most, {mean:.2g} on average, {evidence.dtype}",
-        f"vLLM and the trainer give the same tokens the same log-probs, within the precision of {evidence.dtype}.",
+        largest if dtype == "float32" else mean,
+        f"{largest:.2g} nats at most, {mean:.2g} on average, {dtype}",
+        f"vLLM and the trainer give the same tokens the same log-probs, within the precision of {dtype}.",
         "vLLM and the trainer do not compute the same policy: try float32 to see whether it is rounding; if not, look "
         "for a different template, different weights or a kernel; algorithm.mismatch corrects what remains.",
     )
@@ -61,55 +56,46 @@ def logprob_difference(evidence: Evidence) -> CheckResult | None:
     warn={"float32": 1e-3, "bfloat16": 0.4, "float16": 0.1, "fp8": 0.9},
     fail={"float32": 1e-2, "bfloat16": 1.0, "float16": 0.4, "fp8": 2.0},
 )
-def logprob_difference_q95(evidence: Evidence) -> CheckResult | None:
+def logprob_difference_q95(differences: Array, dtype: str) -> CheckResult:
     """95% quantile, over tokens, of that difference in nats. It shows first if some tokens are computed differently."""
-    if evidence.differences is None:
-        return None
     import numpy as np
 
-    sizes = np.abs(evidence.differences)
-    value = float(np.quantile(sizes, 0.95)) if len(sizes) else 0.0
+    value = float(np.quantile(abs(differences), 0.95)) if len(differences) else 0.0
     return CheckResult(
         value,
-        f"{value:.2g} nats, {evidence.dtype}",
-        f"Few tokens differ more between vLLM and the trainer than the precision of {evidence.dtype} explains.",
+        f"{value:.2g} nats, {dtype}",
+        f"Few tokens differ more between vLLM and the trainer than the precision of {dtype} explains.",
         "Some tokens have different log-probs in vLLM and the trainer: check whether they come after a certain length "
         "or token, or in long completions; try float32 to see whether it is rounding.",
     )
 
 
 @check(bad="above", warn=20)
-def perplexity(evidence: Evidence) -> CheckResult | None:
+def perplexity(demonstrations: Array) -> CheckResult:
     """exp of the mean negative log-prob per token, on demonstrations that SFT trains on."""
-    if evidence.demonstrations is None:
-        return None
     return CheckResult(
-        _perplexity(evidence.demonstrations),
-        f"{_perplexity(evidence.demonstrations):.3g}",
+        _perplexity(demonstrations),
+        f"{_perplexity(demonstrations):.3g}",
         "The demonstrations are likely under the policy.",
         "The demonstrations are unlikely under the policy: train on them longer, or check that they use its template.",
     )
 
 
 @check(bad="above", warn=20)
-def perplexity_held_out(evidence: Evidence) -> CheckResult | None:
+def perplexity_held_out(held_out: Array) -> CheckResult:
     """Perplexity on demonstrations that SFT does not train on."""
-    if evidence.held_out is None:
-        return None
     return CheckResult(
-        _perplexity(evidence.held_out),
-        f"{_perplexity(evidence.held_out):.3g}",
+        _perplexity(held_out),
+        f"{_perplexity(held_out):.3g}",
         "Demonstrations that the policy was not trained on are also likely.",
         "Held-out demonstrations are unlikely under the policy: add more demonstrations, or train on them longer.",
     )
 
 
 @check(bad="above", warn=1.5)
-def overfitting(evidence: Evidence) -> CheckResult | None:
+def overfitting(demonstrations: Array, held_out: Array) -> CheckResult:
     """Perplexity on held-out demonstrations divided by that on those trained on."""
-    if evidence.demonstrations is None or evidence.held_out is None:
-        return None
-    ratio = _perplexity(evidence.held_out) / _perplexity(evidence.demonstrations)
+    ratio = _perplexity(held_out) / _perplexity(demonstrations)
     return CheckResult(
         ratio,
         f"{ratio:.3g} times",
@@ -119,9 +105,9 @@ def overfitting(evidence: Evidence) -> CheckResult | None:
 
 
 @check(bad="below", warn=0.01)
-def entropy(evidence: Evidence) -> CheckResult:
+def entropy(entropies: Array) -> CheckResult:
     """Mean entropy of the next token over the probe completions, in nats, at the sampling temperature."""
-    mean = float(evidence.entropies.mean())
+    mean = float(entropies.mean())
     return CheckResult(
         mean,
         f"{mean:.3g} nats per token",

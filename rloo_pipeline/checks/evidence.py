@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from rloo_pipeline.checks.statistics import Array
+    from rloo_pipeline.checks.statistics import Array, Flags
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,15 @@ class Evidence:
     """[P, K]; NaN for completions that could not be scored."""
     rewarded: bool
     """True if a reward has a weight; otherwise the run learns from a teacher alone, and all rewards are NaN."""
-    right: NDArray[np.bool_]
+    right: Flags
     """[P, K] True for correct completions."""
     lengths: NDArray[np.int64]
     """[P, K] tokens of each completion."""
-    truncated: NDArray[np.bool_]
+    truncated: Flags
     """[P, K] True for completions without an end token."""
     texts: list[list[str]]
     """[P][K] completions as text."""
-    in_form: NDArray[np.bool_] | None
+    in_form: Flags | None
     """[P, K] True where the format reward is at least 1; None without such a reward."""
     differences: Array | None
     """[tokens] log-prob of the sampler minus that of the trainer; None if their distributions differ by design."""

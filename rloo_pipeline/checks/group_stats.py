@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from rloo_pipeline.checks.evidence import Evidence
 from rloo_pipeline.checks.registry import CheckResult, check
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from rloo_pipeline.checks.statistics import Array, Flags
 
 LARGEST = 1024
 """Largest K considered."""
@@ -26,24 +27,24 @@ WANTED = 0.8
 
 
 @check(bad="above", warn=0.5)
-def all_right(evidence: Evidence) -> CheckResult:
+def all_right(right: Flags) -> CheckResult:
     """Share of groups whose completions are all right."""
-    share = float(evidence.right.all(axis=1).mean())
+    share = float(right.all(axis=1).mean())
     return CheckResult(
         share,
-        f"{share:.1%} of {len(evidence.right)} groups",
+        f"{share:.1%} of {len(right)} groups",
         "Some prompts are still unsolved.",
         "The policy always solves these prompts: use harder ones.",
     )
 
 
 @check(bad="above", warn=0.8)
-def all_wrong(evidence: Evidence) -> CheckResult:
+def all_wrong(right: Flags) -> CheckResult:
     """Share of groups without a right completion."""
-    share = float((~evidence.right).all(axis=1).mean())
+    share = float((~right).all(axis=1).mean())
     return CheckResult(
         share,
-        f"{share:.1%} of {len(evidence.right)} groups",
+        f"{share:.1%} of {len(right)} groups",
         "Most prompts are solved at least sometimes.",
         "Most groups have no right answer: train on demonstrations first (warmstart.sft), use easier prompts, or raise "
         "rollout.num_generations.",
@@ -51,9 +52,9 @@ def all_wrong(evidence: Evidence) -> CheckResult:
 
 
 @check(bad="below", warn=0.2)
-def mixed(evidence: Evidence) -> CheckResult:
+def mixed(right: Flags) -> CheckResult:
     """Share of groups with both right and wrong completions, and the K at which 80% of groups would have both."""
-    share, distribution = mixed_share(evidence), success_distribution(evidence)
+    share, distribution = mixed_share(right), success_distribution(right)
     if distribution is None:
         forecast = "all groups are alike, so no K can be estimated"
     elif k := distribution.samples_for(WANTED):
@@ -62,20 +63,20 @@ def mixed(evidence: Evidence) -> CheckResult:
         forecast = f"no K up to {LARGEST} would mix {WANTED:.0%} (beta-binomial)"
     return CheckResult(
         share,
-        f"{share:.1%} of groups at K = {evidence.right.shape[1]}; {forecast}",
+        f"{share:.1%} of groups at K = {right.shape[1]}; {forecast}",
         "Many groups have both right and wrong answers, from which RLOO learns.",
         f"Few groups have both right and wrong answers; {forecast}.",
     )
 
 
 @check(bad="above", warn=0.8)
-def wasted(evidence: Evidence) -> CheckResult:
+def wasted(right: Flags, num_generations: int) -> CheckResult:
     """Expected share of a round's completions in groups that are all right or all wrong, at the rounds' K."""
-    distribution = success_distribution(evidence)
-    share = 1 - (distribution.mixed(evidence.num_generations) if distribution else mixed_share(evidence))
+    distribution = success_distribution(right)
+    share = 1 - (distribution.mixed(num_generations) if distribution else mixed_share(right))
     return CheckResult(
         share,
-        f"{share:.1%} at K = {evidence.num_generations} ({'beta-binomial' if distribution else 'all are alike'})",
+        f"{share:.1%} at K = {num_generations} ({'beta-binomial' if distribution else 'all are alike'})",
         "Most completions of a round belong to groups with both right and wrong answers.",
         "Most completions of a round would teach nothing about right and wrong: raise rollout.num_generations, or "
         "set rollout.oversample to choose among groups.",
@@ -83,16 +84,16 @@ def wasted(evidence: Evidence) -> CheckResult:
 
 
 @check(bad="below", warn=0.2, fail=0.01)
-def teaching(evidence: Evidence) -> CheckResult | None:
+def teaching(rewards: Array, rewarded: bool) -> CheckResult | None:
     """Share of groups with at least two different rewards; does not apply to a run that learns from a teacher alone."""
-    if not evidence.rewarded:
+    if not rewarded:
         return None
     import numpy as np
 
     from rloo_pipeline.checks.statistics import informative
 
-    scored = evidence.rewards[~np.isnan(evidence.rewards)]
-    share = informative(evidence.rewards)
+    scored = rewards[~np.isnan(rewards)]
+    share = informative(rewards)
     alike = (
         f"all {len(scored)} scored completions of all probe prompts got the same reward ({scored[0]:g})"
         if len(set(scored)) == 1
@@ -107,14 +108,14 @@ def teaching(evidence: Evidence) -> CheckResult | None:
     )
 
 
-def mixed_share(evidence: Evidence) -> float:
+def mixed_share(right: Flags) -> float:
     """Share of the probe's groups that have both right and wrong completions."""
-    return float((evidence.right.any(axis=1) & ~evidence.right.all(axis=1)).mean())
+    return float((right.any(axis=1) & ~right.all(axis=1)).mean())
 
 
-def success_distribution(evidence: Evidence) -> SuccessDistribution | None:
+def success_distribution(right: Flags) -> SuccessDistribution | None:
     """The distribution, over prompts, of the chance that a completion is right; None if all groups are alike."""
-    return fit(evidence.right.sum(axis=1), evidence.right.shape[1])
+    return fit(right.sum(axis=1), right.shape[1])
 
 
 class SuccessDistribution(NamedTuple):

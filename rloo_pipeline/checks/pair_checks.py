@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rloo_pipeline.checks.evidence import Evidence
 from rloo_pipeline.checks.registry import CheckResult, check
 
 if TYPE_CHECKING:
@@ -55,13 +54,11 @@ def measures(chosen: Array, rejected: Array, keys: Sequence[str], lengths: Array
 
 
 @check(bad="below", warn=0.55, fail=0.5)
-def pair_accuracy(evidence: Evidence) -> CheckResult | None:
+def pair_accuracy(preferences: Mapping[str, Any]) -> CheckResult:
     """Lower end of the 95% interval of the reward model's accuracy on held-out preferences."""
-    if evidence.preferences is None:
-        return None
-    accuracy, margin = evidence.preferences["accuracy"], evidence.preferences["margin"]
+    accuracy, margin = preferences["accuracy"], preferences["margin"]
     low, high = accuracy["ci95"]
-    shown = f"{accuracy['value']:.1%} ({low:.1%} to {high:.1%}) of {evidence.preferences['pairs']} held-out pairs"
+    shown = f"{accuracy['value']:.1%} ({low:.1%} to {high:.1%}) of {preferences['pairs']} held-out pairs"
     chance = "no better than chance" if low <= 0.5 else "hardly better than chance"
     return CheckResult(
         low,
@@ -74,11 +71,11 @@ def pair_accuracy(evidence: Evidence) -> CheckResult | None:
 
 
 @check(bad="above", warn=0.8)
-def reward_length(evidence: Evidence) -> CheckResult | None:
+def reward_length(preferences: Mapping[str, Any]) -> CheckResult | None:
     """Absolute correlation of the reward model's rewards with the lengths of the held-out conversations."""
-    if evidence.preferences is None or evidence.preferences["length_correlation"] is None:
+    correlation = preferences["length_correlation"]
+    if correlation is None:
         return None
-    correlation = evidence.preferences["length_correlation"]
     return CheckResult(
         abs(correlation),
         f"r = {correlation:.2f}",

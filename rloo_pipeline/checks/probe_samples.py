@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rloo_pipeline.checks.evidence import Evidence
 from rloo_pipeline.checks.registry import CheckResult, check
 
 if TYPE_CHECKING:
-    from rloo_pipeline.checks.statistics import Estimate
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from rloo_pipeline.checks.statistics import Array, Estimate, Flags
 
 RESAMPLES = 2000
 """Bootstrap resamples in the check `mean_reward`."""
 
 
 @check(bad="below", warn=0.9, fail=0.01)
-def scorable(evidence: Evidence) -> CheckResult | None:
+def scorable(rewards: Array, rewarded: bool) -> CheckResult | None:
     """Share of completions that have a reward; does not apply to a run that learns from a teacher alone."""
-    if not evidence.rewarded:
+    if not rewarded:
         return None
     import numpy as np
 
-    share = float(np.mean(~np.isnan(evidence.rewards)))
+    share = float(np.mean(~np.isnan(rewards)))
     return CheckResult(
         share,
         f"{share:.1%}",
@@ -31,11 +33,11 @@ def scorable(evidence: Evidence) -> CheckResult | None:
 
 
 @check(bad="below")
-def mean_reward(evidence: Evidence) -> CheckResult:
+def mean_reward(rewards: Array, seed: int) -> CheckResult:
     """Mean over prompts of the mean reward of a prompt's scorable completions."""
     from rloo_pipeline.checks.statistics import estimate_scores
 
-    estimate = estimate_scores(evidence.rewards, RESAMPLES, evidence.seed)
+    estimate = estimate_scores(rewards, RESAMPLES, seed)
     if estimate is None:
         return CheckResult(None, "–", "", "no completion has a reward; check the columns that the rewards read.")
     return CheckResult(
@@ -47,23 +49,23 @@ def mean_reward(evidence: Evidence) -> CheckResult:
 
 
 @check(bad="below")
-def pass_at_1(evidence: Evidence) -> CheckResult:
+def pass_at_1(right: Flags) -> CheckResult:
     """Chance that a completion is right."""
     from rloo_pipeline.checks.statistics import estimate_share, pass_at_ks
 
-    estimate = estimate_share(pass_at_ks(evidence.right)[1], evidence.right.shape[1])
+    estimate = estimate_share(pass_at_ks(right)[1], right.shape[1])
     text = _share(estimate)
     return CheckResult(estimate.value, text, "The share of right answers at the first try.", "Few answers are right.")
 
 
 @check(bad="below", warn=0.1)
-def pass_at_k(evidence: Evidence) -> CheckResult:
+def pass_at_k(right: Flags) -> CheckResult:
     """Chance that one of K completions is right (Chen et al. 2021), for the largest power of 2 up to the probe's K."""
     from rloo_pipeline.checks.statistics import estimate_share, pass_at_ks
 
-    passes = pass_at_ks(evidence.right)
+    passes = pass_at_ks(right)
     best = max(passes)
-    estimate = estimate_share(passes[best], evidence.right.shape[1] // best)
+    estimate = estimate_share(passes[best], right.shape[1] // best)
     return CheckResult(
         estimate.value,
         f"pass@{best} {_share(estimate)}",
@@ -74,26 +76,24 @@ def pass_at_k(evidence: Evidence) -> CheckResult:
 
 
 @check(bad="above", warn=0.2)
-def truncated(evidence: Evidence) -> CheckResult:
+def truncated(truncated: Flags, lengths: NDArray[np.int64], longest: int) -> CheckResult:
     """Share of completions that reach the length limit."""
-    share = float(evidence.truncated.mean())
     import numpy as np
 
-    low, middle, high = (int(np.quantile(evidence.lengths, q, method="nearest")) for q in (0.05, 0.5, 0.95))
+    share = float(truncated.mean())
+    low, middle, high = (int(np.quantile(lengths, q, method="nearest")) for q in (0.05, 0.5, 0.95))
     return CheckResult(
         share,
-        f"{share:.1%}; median length {middle} tokens, 90% from {low} to {high}, limit {evidence.longest}",
+        f"{share:.1%}; median length {middle} tokens, 90% from {low} to {high}, limit {longest}",
         "Completions end by themselves.",
         "Many completions are cut before their answer: raise rollout.max_completion_length, or ask for shorter ones.",
     )
 
 
 @check(bad="below", warn=0.5)
-def format_rate(evidence: Evidence) -> CheckResult | None:
+def format_rate(in_form: Flags) -> CheckResult:
     """Share of completions in the format that the reward `checks.format_reward` tests."""
-    if evidence.in_form is None:
-        return None
-    share = float(evidence.in_form.mean())
+    share = float(in_form.mean())
     return CheckResult(
         share,
         f"{share:.1%}",
@@ -103,11 +103,11 @@ def format_rate(evidence: Evidence) -> CheckResult | None:
 
 
 @check(bad="above", warn=0.8)
-def duplicates(evidence: Evidence) -> CheckResult:
+def duplicates(texts: list[list[str]]) -> CheckResult:
     """Share of completions that repeat another completion of their group word for word."""
     import numpy as np
 
-    share = float(np.mean([1 - len(set(group)) / len(group) for group in evidence.texts]))
+    share = float(np.mean([1 - len(set(group)) / len(group) for group in texts]))
     return CheckResult(
         share,
         f"{share:.1%}",

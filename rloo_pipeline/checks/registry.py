@@ -1,10 +1,10 @@
 """Checks and symptoms register here with their limits, which are keys of the configuration under their names. `judge`
 runs the checks.
 
-A check is a function decorated with `@check`, which takes `Evidence` and returns a `CheckResult`, or None if it does
-not apply. A symptom is a function decorated with `@symptom`, which takes the history of a run up to a round and returns
-its evidence as text, or None. Its limits are its keyword arguments, with their defaults and bounds, described under
-"Limits:" in its docstring.
+A check is a function decorated with `@check`. Its parameters are fields of `Evidence`; it does not apply if one of them
+is None, or if it returns None instead of a `CheckResult`. A symptom is a function decorated with `@symptom`, which
+takes the history of a run up to a round and returns its evidence as text, or None. Its limits are its keyword
+arguments, with their defaults and bounds, described under "Limits:" in its docstring.
 """
 
 import inspect
@@ -38,7 +38,7 @@ class CheckResult(NamedTuple):
     """One sentence on what to do if it does not."""
 
 
-CheckFunction = Callable[[Evidence], CheckResult | None]
+CheckFunction = Callable[..., CheckResult | None]
 
 
 class Check(NamedTuple):
@@ -84,8 +84,8 @@ def judge(evidence: Evidence, limits: Mapping[str, Limit], accepted: Collection[
     verdicts = []
     for name, (warn, fail) in limits.items():
         check = CHECKS[name]
-        result = check.measure(evidence)
-        if result is None:
+        needed = {part: getattr(evidence, part) for part in inspect.signature(check.measure).parameters}
+        if any(part is None for part in needed.values()) or (result := check.measure(**needed)) is None:
             continue
         # NaN compares as within any limit, and JSON has neither NaN nor infinity
         value = result.value if result.value is not None and isfinite(result.value) else None

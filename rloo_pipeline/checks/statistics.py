@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 LEVEL = 0.95
 TAIL = (1 - LEVEL) / 2
 RESAMPLES = 10_000

@@ -57,10 +57,9 @@ class PlainText:
 
     def spelled(self, value: Any) -> str | None:
         """The first special token that a text in messages, or in any JSON value, spells; None if there is none."""
-        if isinstance(value, str):
-            match = self.pattern.search(value)
-            return match[0] if match else None
-        return next(filter(None, map(self.spelled, _texts(value))), None)
+        texts: list[str] = []
+        self._hidden(value, texts)
+        return texts[0] if texts else None
 
     def ids(self, messages: Any, render: Callable[[Any], str]) -> list[int]:
         """Token ids of messages in a chat template.
@@ -73,8 +72,9 @@ class PlainText:
             UserError: a text spells a special token that this tokenizer cannot write as plain text, or the tokenizer
                 encodes the template's own special tokens as plain text.
         """
-        spelled = self.spelled(messages)
-        if spelled is None:
+        texts: list[str] = []
+        hidden = self._hidden(messages, texts)
+        if not texts:
             text = render(messages)
             ids = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
             written = len(self.pattern.findall(text))
@@ -86,9 +86,7 @@ class PlainText:
             if self._count(ids) <= written:
                 return ids
             # a tokenizer may normalize other spellings to a special token, or have it in its vocabulary
-        texts: list[str] = []
-        text = render(self._hidden(messages, texts))
-        return self._plain_ids(text, texts, spelled)
+        return self._plain_ids(render(hidden), texts)
 
     def ids_of_text(self, text: str) -> list[int]:
         """Token ids of a text without a template; nothing in it is special.
@@ -97,7 +95,7 @@ class PlainText:
             UserError: see `ids`.
         """
         texts: list[str] = []
-        return self._plain_ids(self._hide(text, texts), texts, self.spelled(text))
+        return self._plain_ids(self._hide(text, texts), texts)
 
     def _count(self, ids: Iterable[int]) -> int:
         """Number of special tokens among these ids."""
@@ -122,13 +120,13 @@ class PlainText:
             return [self._hidden(item, texts) for item in _joined(value)]
         return value
 
-    def _plain_ids(self, rendered: str, texts: list[str], spelled: str | None) -> list[int]:
+    def _plain_ids(self, rendered: str, texts: list[str]) -> list[int]:
         """Token ids of a text with placeholders for `texts`; its special tokens are the template's."""
         text, count = self.pattern.subn(lambda match: f"{RENAMED}{match[0]}{RENAMED}", rendered)
         text = re.sub(f"{OPEN}([0-9]+){CLOSE}", lambda match: texts[int(match[1])], text)
         ids = list(self._copy.encode(text, add_special_tokens=False).ids)
         if any(mark in text or f"\\u{ord(mark):x}" in text for mark in (OPEN, CLOSE)) or self._count(ids) > count:
-            raise UnwritableTextError(self._refusal(spelled, "the chat template or the tokenizer changes it"))
+            raise UnwritableTextError(self._refusal("the chat template or the tokenizer changes it", *texts[:1]))
         return ids
 
     @cached_property
@@ -138,7 +136,7 @@ class PlainText:
 
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if backend is None:
-            raise UnwritableTextError(self._refusal(None, "the tokenizer is not one of the library tokenizers"))
+            raise UnwritableTextError(self._refusal("the tokenizer is not one of the library tokenizers"))
         names = {text: f"{RENAMED}{text}{RENAMED}" for text in self.special}
         spec = json.loads(backend.to_str())
         spec |= {"post_processor": None, "truncation": None, "padding": None}
@@ -153,14 +151,14 @@ class PlainText:
         try:
             copy = Tokenizer.from_str(json.dumps(spec))
         except Exception as error:  # the library raises this class, for example if merges make a special token
-            raise UnwritableTextError(self._refusal(None, f"the tokenizer needs it ({one_line(error)})")) from error
+            raise UnwritableTextError(self._refusal(f"the tokenizer needs it ({one_line(error)})")) from error
         if any(copy.token_to_id(names[text]) != id_ for text, id_ in self.special.items()):
-            raise UnwritableTextError(self._refusal(None, "the tokenizer numbers its tokens differently without it"))
+            raise UnwritableTextError(self._refusal("the tokenizer numbers its tokens differently without it"))
         return copy
 
-    def _refusal(self, spelled: str | None, why: str) -> str:
+    def _refusal(self, why: str, spelled: str = "") -> str:
         return (
-            f"{self.tokenizer.name_or_path}: a text spells the special token {spelled or ''!r}, which cannot be "
+            f"{self.tokenizer.name_or_path}: a text spells the special token {spelled!r}, which cannot be "
             f"encoded as plain text ({why}); remove it from the text, or in prompts set dataset.split_special_tokens: "
             "false, so that it is special"
         )
@@ -195,13 +193,6 @@ def _stop_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """Ids of the tokens that end a completion, read from the model's folder if the tokenizer came from one."""
     folder = Path(tokenizer.name_or_path or "/nonexistent")
     return {*(policy.Policy(folder).generation_ends or ()), tokenizer.eos_token_id} - {None}
-
-
-def _texts(value: Any) -> Iterable[Any]:
-    """The parts of a JSON value."""
-    if isinstance(value, Mapping):
-        return (*value, *value.values())
-    return _joined(value) if isinstance(value, list | tuple) else ()
 
 
 def _joined(values: Iterable[Any]) -> list[Any]:

@@ -20,21 +20,12 @@ from typing import NamedTuple
 from rloo_pipeline.artifacts import prompt_counts, tables
 from rloo_pipeline.artifacts.prompt_counts import Counts
 from rloo_pipeline.artifacts.prompt_set import PromptSet
-from rloo_pipeline.config import Config, PromptSelection, Rollout
+from rloo_pipeline.config import Config, Rollout
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.seeds import derive, earlier_rounds, rows_for_refill, rows_of_round
 
 KEPT = 0.5
 """Factor on the earlier counts of a prompt each time it is sampled again."""
-
-
-class PassRateFiles(NamedTuple):
-    """Tables of pass rates that a round reads."""
-
-    policy_0: Sequence[Path] = ()
-    """All shards of the stage `difficulty`."""
-    latest: Path | None = None
-    """Pass rates of the round that made the sampling policy; None for policy 0."""
 
 
 class RoundPrompts(NamedTuple):
@@ -46,14 +37,17 @@ class RoundPrompts(NamedTuple):
     """All other prompts that may be trained on, in the order in which refills take them."""
 
 
-def prompts_of_round(config: Config, train: PromptSet, round_: int, files: PassRateFiles) -> RoundPrompts:
+def prompts_of_round(
+    config: Config, train: PromptSet, round_: int, difficulty: Sequence[Path] = (), latest: Path | None = None
+) -> RoundPrompts:
     """The training prompts of a round.
 
     Args:
         config: configuration of the stage `rollout`.
         train: all training prompts.
         round_: number of the round, from 1.
-        files: files that `dataset.select` needs.
+        difficulty: all tables of the stage `difficulty`, if `dataset.select` needs pass rates.
+        latest: pass rates of the round that made the sampling policy; None for policy 0.
 
     Raises:
         UserError: there are fewer prompts than a round needs, or a table is missing, damaged, or from a different
@@ -62,18 +56,19 @@ def prompts_of_round(config: Config, train: PromptSet, round_: int, files: PassR
     count, select = config.rollout.sampled_prompts, config.dataset.select
     require_enough(config.rollout, len(train), str(train.folder.parent))
     ids: list[str] = train.table["prompt_id"].to_pylist()
-    difficulty = _of_policy_0(config.rollout, ids, files.policy_0) if config.measures_difficulty else {}
+    first = _of_policy_0(config.rollout, ids, difficulty) if config.measures_difficulty else {}
     rows = list(range(len(ids)))
     if select is not None and select.pass_rate is not None:
-        rows = kept_rows([difficulty[prompt_id] for prompt_id in ids], select.pass_rate)
-    if len(rows) < count:
-        raise UserError(_too_few(select, [difficulty[name].pass_rate for name in ids], len(rows), count))
+        rows = kept_rows([first[prompt_id] for prompt_id in ids], select.pass_rate)
+        if len(rows) < count:
+            rates = [first[prompt_id].pass_rate for prompt_id in ids]
+            raise UserError(_too_few(select.pass_rate, rates, len(rows), count))
     seed = derive(config.seed, "prompts")
     if select is None or select.weights == "none":
         indices = rows_of_round(len(rows), count, round_, seed)
         spare = rows_for_refill(len(rows), indices, round_, seed)
         return RoundPrompts([rows[index] for index in indices], [rows[index] for index in spare])
-    counts = _latest(config.rollout, round_, files.latest, difficulty) if config.updates_pass_rates else difficulty
+    counts = _latest(config.rollout, round_, latest, first) if config.updates_pass_rates else first
     weights = {ids[row]: uncertainty(counts.get(ids[row], Counts())) for row in rows}
     row_of = dict(zip(ids, range(len(ids)), strict=True))
     drawn = [row_of[prompt_id] for prompt_id in draw(weights, len(weights), derive(seed, round_))]
@@ -174,9 +169,9 @@ def _latest(rollout: Rollout, round_: int, file: Path | None, difficulty: Mappin
     return prompt_counts.read([file], policy_round)
 
 
-def _too_few(select: PromptSelection | None, rates: Sequence[float], count: int, needed: int) -> str:
+def _too_few(pass_rate: tuple[float, float], rates: Sequence[float], count: int, needed: int) -> str:
     """The error message for a range of pass rates that leaves too few prompts."""
-    low, high = (select and select.pass_rate) or (0, 1)
+    low, high = pass_rate
     below, above, none = sum(rate < low for rate in rates), sum(rate > high for rate in rates), sum(map(isnan, rates))
     return (
         f"dataset.select.pass_rate: {count} of {len(rates)} training prompts have a pass rate of policy 0 from {low:g} "

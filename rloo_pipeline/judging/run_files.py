@@ -20,11 +20,10 @@ from rloo_pipeline.config.run_set import EXPERIMENT
 from rloo_pipeline.errors import UserError, naming, raise_unless_missing
 from rloo_pipeline.judging.diagnosis import STOPPED, Symptom, diagnose, monitors_of
 
-NO_MEMORY = (
-    *("out of memory", "memoryerror", "cannot allocate memory", "no available memory for the cache"),
-    *("oom-kill", "oom_kill", "oom kill"),
+NO_MEMORY = re.compile(
+    "out of memory|memoryerror|cannot allocate memory|no available memory for the cache|oom[-_ ]kill", re.IGNORECASE
 )
-"""Lower-case phrases of lines that report a lack of memory."""
+"""Matches in lines that report a lack of memory."""
 TAIL = 200_000
 """Bytes at a log's end that are searched for `NO_MEMORY`."""
 EVIDENCE_LENGTH = 160
@@ -69,9 +68,9 @@ class RunFiles(NamedTuple):
                 evaluations[number] = read_evaluation(self.folder, name)
         return evaluations
 
-    def held_out(self, only: Collection[int] = ()) -> list[JSON]:
-        """held_out.json of all rounds and of the next one, or `only` of these; rounds without one are skipped."""
-        rounds = only or range(1, min(len(self.rounds) + 1, self.config.rounds) + 1)
+    def held_out(self) -> list[JSON]:
+        """held_out.json of all rounds and of the next one; rounds without one are skipped."""
+        rounds = range(1, min(len(self.rounds) + 1, self.config.rounds) + 1)
         policy_of = self.config.rollout.policy_of
         return read_held_out(
             self.folder,
@@ -306,9 +305,8 @@ def _read(file: Path) -> JSON:
 @_until_changed
 def _out_of_memory_line(log: Path) -> str | None:
     """The last line near a log's end that reports a lack of memory."""
-    text = tail_of(log, TAIL)
-    lines = reversed(text.splitlines()) if _reports_no_memory(text) else ()
-    return next((line.strip()[-EVIDENCE_LENGTH:] for line in lines if _reports_no_memory(line)), None)
+    lines = reversed(tail_of(log, TAIL).splitlines())
+    return next((line.strip()[-EVIDENCE_LENGTH:] for line in lines if NO_MEMORY.search(line)), None)
 
 
 def tail_of(log: Path, size: int) -> str:
@@ -316,8 +314,3 @@ def tail_of(log: Path, size: int) -> str:
     with naming(log), log.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - size))
         return file.read().decode("utf-8", errors="replace")
-
-
-def _reports_no_memory(text: str) -> bool:
-    lower_case = text.lower()
-    return any(words in lower_case for words in NO_MEMORY)

@@ -64,10 +64,9 @@ def read(folder: Path) -> FinishedExperiment:
                 runs[arm][seed] = finished.read(run_folder)
             state = {"arm": arm, "seed": seed, "folder": f"{arm}/{seed}", "rounds": len(files.rounds)}
             symptoms = list(dict.fromkeys(symptom.title for symptom in files.symptoms()))
-            # earlier versions did not write the rounds
-            rounds, planned = files.config.rounds, about.get("rounds", {}).get(arm)
+            planned = about["rounds"][arm]
             # if a gate ended a run, its config.yaml has fewer rounds than planned
-            state |= {"planned": planned or rounds, "stopped": planned is not None and rounds < planned}
+            state |= {"planned": planned, "stopped": files.config.rounds < planned}
             states.append(state | {"finished": is_finished, "symptoms": symptoms})
     if not any(runs.values()):
         raise UserError(

@@ -156,18 +156,17 @@ def _band(numbers: list[int], limits: list[tuple[float, float] | None], line: in
 
 
 def _layout(chart: Chart, last: int) -> JSON:
-    font = {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 12}
-    below = {"orientation": "h", "x": 0, "y": -0.16, "yanchor": "top"}
     return {
         "height": chart.height,
         "margin": {"l": 44, "r": 10, "t": 10, "b": 28},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": font,
+        "font": {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 12},
         "hovermode": "x unified",
         "dragmode": False,
         "showlegend": False,
-        "legend": {**below, "itemclick": False, "itemdoubleclick": False},
+        "legend": {"orientation": "h", "x": 0, "y": -0.16, "yanchor": "top"}
+        | {"itemclick": False, "itemdoubleclick": False},
         **_axes(chart, last),
     }
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rloo_pipeline.artifacts import lineage, tables
-from rloo_pipeline.artifacts.files import read_artifact
+from rloo_pipeline.artifacts.files import check_facts, read_artifact
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.checks.statistics import Array
 from rloo_pipeline.config import JSON, Config
@@ -89,13 +89,9 @@ def _summary(config: Config, folder: Path) -> JSON:
     if not file.exists():
         raise UserError(f"{file}: no such file, so the run is not finished; {_finish(folder)}")
     summary: JSON = read_artifact(file)
-    for name, actual, expected in (
-        ("rounds", summary["rounds"], config.rounds),
-        ("seed", summary["seed"], config.seed),
-        ("samples per held-out prompt", summary["final"]["num_generations"], config.evaluation.num_generations),
-    ):
-        if actual != expected:
-            raise UserError(f"{file}: {name}: {actual} here, {expected} in config.yaml; {_finish(folder)}")
+    configured = {"num_generations": config.evaluation.num_generations}
+    check_facts(file, summary, {"rounds": config.rounds, "seed": config.seed}, _finish(folder))
+    check_facts(file, summary["final"], configured, _finish(folder))
     return summary
 
 

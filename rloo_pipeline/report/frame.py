@@ -27,7 +27,10 @@ def fill(template: str, **context: Any) -> str:
     context["charts"] = [(chart, figure) for chart, figure in context["charts"] if figure]
     figures = {f"plot-{number}": figure for number, (_, figure) in enumerate(context["charts"], 1)}
     context["figures"] = figures | {key: figure for key, figure in context.get("figures", {}).items() if figure}
-    return environment().get_template(template).render(plotly=Markup(_packed_plotly()), **context)
+    environment = templates_of("rloo_pipeline.report", autoescape=True)
+    environment.filters |= {"percent": percent, "points": points, "figure": format_number, "duration": duration}
+    environment.filters |= {"signed": signed, "chance": chance, "plain": plain}
+    return environment.get_template(template).render(plotly=Markup(_packed_plotly()), **context)
 
 
 def folder_name(folder: Path, name: str) -> str:
@@ -50,14 +53,6 @@ def templates_of(package: str, **options: Any) -> Environment:
     """Environment for a package's templates, in which undefined variables are errors."""
     loader = PackageLoader(package, "")
     return Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, **options)
-
-
-def environment() -> Environment:
-    """Environment for the templates of pages, with their filters."""
-    environment = templates_of("rloo_pipeline.report", autoescape=True)
-    environment.filters |= {"percent": percent, "points": points, "figure": format_number, "duration": duration}
-    environment.filters |= {"signed": signed, "chance": chance, "plain": plain}
-    return environment
 
 
 def percent(share: float | None) -> str:

@@ -76,13 +76,12 @@ def frame(
     return Group(*parts, *jobs, *details, _bars(stages))
 
 
-def watched(run: RunFiles, progress: Progress, now: float | None = None, ended: bool = False) -> RenderableType:
+def watched(run: RunFiles, progress: Progress, ended: bool = False) -> RenderableType:
     """Draws the state of a run, using only its files.
 
     Args:
         run: the run's files.
         progress: the run's jobs.
-        now: seconds since 1970; the current time if None.
         ended: True if nothing works on the run any more.
     """
     state = Text()
@@ -96,7 +95,7 @@ def watched(run: RunFiles, progress: Progress, now: float | None = None, ended: 
         state = Text("  between two jobs, or not running", "yellow")
     details = ["", _curves(run), *_diagnosis(showing(run.symptoms(since=len(run.rounds)), len(run.rounds))), ""]
     jobs = map(_working, progress.working)
-    view = frame([LiveRun(run, now=now)], progress.stages, jobs, ROUNDS, state, details)
+    view = frame([LiveRun(run)], progress.stages, jobs, ROUNDS, state, details)
     sample = sample_of(run)
     return Group(view, _sample(sample)) if sample else view
 

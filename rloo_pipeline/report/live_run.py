@@ -1,7 +1,7 @@
 """Reads the data for the live view of a run: a row per round, held-out accuracy, the time left."""
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from statistics import fmean
@@ -46,21 +46,17 @@ class Row(NamedTuple):
 
 
 class LiveRun:
-    """The progress of a run. `read` adds new results, so that each file is read only once."""
+    """The progress of a run, as of the last `read`."""
 
-    def __init__(self, run: RunFiles, since: float | None = None, now: float | None = None) -> None:
+    def __init__(self, run: RunFiles, since: float | None = None) -> None:
         """Reads held-out accuracies.
 
         Args:
             run: the run's files.
             since: start of the current round in seconds since 1970; None for the end of the previous round.
-            now: current time in seconds since 1970, for tests; None to read the clock.
         """
-        self.run = run
-        self.accuracies = run.accuracies()
-        """Held-out accuracy by policy: on the problems of each round if `_by_round`, otherwise from evaluations."""
-        self._by_round = bool(run.held_out())
-        self._since, self._now = since, now
+        self.run, self.accuracies = run, run.accuracies()
+        self._since = since
         self._seconds: dict[int, float | None] = {}
         self.pace = self._pace()
         """Seconds per round; None until the first round is done."""
@@ -85,7 +81,7 @@ class LiveRun:
         if not self.pace or not self.rounds_left:
             return None
         since = run_progress.end_of(self.run, len(self.run.rounds)) if self._since is None else self._since
-        passed = 0.0 if since is None else (self._now or time.time()) - since
+        passed = 0.0 if since is None else time.time() - since
         return self.pace * self.rounds_left - min(max(passed, 0.0), self.pace)
 
     def rows(self, most: int) -> list[Row]:
@@ -105,32 +101,15 @@ class LiveRun:
         kl, length = metrics.get("kl"), metrics.get("completions/mean_length")
         return Row(number, metrics.get("reward"), self.accuracies.get(number), kl, length, speed, seconds)
 
-    def read(self, rounds: Sequence[int] = (), held_out: Collection[int] | None = None) -> None:
-        """Reads these rounds, and earlier ones that are missing. Drops rounds after those it reads, since they are
-        being made again.
-
-        Files that are just being replaced are ignored.
-
-        Args:
-            rounds: numbers of rounds.
-            held_out: rounds with new held-out accuracy. If None, or if a round was made again, all accuracies are read,
-                which takes longer with each round.
-        """
-        run, before = self.run, len(self.run.rounds)
-        first = min([before + 1, *rounds])
+    def read(self) -> None:
+        """Reads what the run has written since; nothing if a file is just being replaced."""
+        before = len(self.run.rounds)
         try:
-            for number in range(first, max(rounds, default=0) + 1):
-                if not run.is_current(run_files.metrics_of(run.folder, number), number - 1):
-                    break
-                run.rounds[number - 1 :] = [run_files.read_metrics(run.folder, number)]
-                self._seconds = {other: seconds for other, seconds in self._seconds.items() if other < number}
-            if held_out is None or first <= before or (held_out and not self._by_round):
-                self.accuracies, self._by_round = run.accuracies(), bool(run.held_out())
-            elif held_out:
-                self.accuracies |= {measured["policy"]: measured["accuracy"] for measured in run.held_out(held_out)}
-            self.pace = self._pace()
-        except (UserError, OSError, ValueError, KeyError):
+            run = run_files.read(self.run.folder, self.run.config)
+            self.run, self.accuracies, self._seconds = run, run.accuracies(), {}
+        except (UserError, OSError):
             return
+        self.pace = self._pace()
         if len(run.rounds) != before:
             self._since = time.time()
 

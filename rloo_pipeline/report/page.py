@@ -88,24 +88,16 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
         in_clone=(clone := installation.clone()) is not None and run.resolve().is_relative_to(clone),
         yaml=written.read_text(encoding="utf-8") if written.exists() else None,
         verdict=verdict(summary) if finished else None,
-        **_costs(worked),
+        costs=(costs := jobs.costs(worked)),
+        total=jobs.total_cost("all jobs", worked),
+        gpus=sorted({job.gpu for job in worked if job.gpu}),
+        spent=jobs.spent(worked),
+        picture=picture(costs),
     )
 
 
 def _read_if_exists(file: Path, **expected: object) -> JSON | None:
     return read_artifact(file, REMEDY, **expected) if file.exists() else None
-
-
-def _costs(worked: Sequence[jobs.JobRecord]) -> dict[str, Any]:
-    """The template's variables about time and machines."""
-    costs = jobs.costs(worked)
-    return {
-        "costs": costs,
-        "total": jobs.total_cost("all jobs", worked),
-        "gpus": sorted({job.gpu for job in worked if job.gpu}),
-        "spent": jobs.spent(worked),
-        "picture": picture(costs),
-    }
 
 
 def drawn_charts(

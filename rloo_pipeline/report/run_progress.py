@@ -64,14 +64,8 @@ class Progress(NamedTuple):
     finished: bool
 
 
-def progress_of(run: RunFiles, now: float | None = None) -> Progress:
-    """Reads the progress of a run.
-
-    Args:
-        run: its files.
-        now: seconds since 1970; the current time if None.
-    """
-    now = time.time() if now is None else now
+def progress_of(run: RunFiles) -> Progress:
+    """Reads the progress of a run from its files."""
     past, config = len(run.rounds), run.config
     before, after = _shown(jobs_before_rounds(config)), _shown(jobs_after_rounds(config))
     if not (run.folder / "selection.json").exists():  # an experiment has its selection in its own folder
@@ -86,7 +80,7 @@ def progress_of(run: RunFiles, now: float | None = None) -> Progress:
     for job in [*before, *(job for number in begun for job in _shown(jobs_of_round(config, number))), *after]:
         if run.is_current(run.folder / job.output, job.policy):
             done[job.stage] += 1
-        elif working := _working(run.folder, job, now):
+        elif working := _working(run.folder, job):
             jobs.append(working)
     running = Counter(working.job.stage for working in jobs if not working.failed)
     stages = [Stage(name, done[name], running[name], total[name]) for name in SHOWN if name in total]
@@ -97,7 +91,7 @@ def _shown(jobs: Iterable[RunJob]) -> list[RunJob]:
     return [job for job in jobs if job.stage in SHOWN]
 
 
-def _working(run: Path, job: RunJob, now: float) -> Working | None:
+def _working(run: Path, job: RunJob) -> Working | None:
     """The job's state, if its log shows that it has started and not ended."""
     try:
         lines = list(LINE.finditer(tail_of(run / job.log, LAST_LINES)))
@@ -108,7 +102,7 @@ def _working(run: Path, job: RunJob, now: float) -> Working | None:
         return None  # a log that the job left when it ran before; its output was deleted
     own = [line for line in lines if not line["part"]]
     last = own[-1]["text"] if own else ""
-    return Working(job, last, max(0.0, now - changed), bool(own) and own[-1]["level"] == "ERROR")
+    return Working(job, last, max(0.0, time.time() - changed), bool(own) and own[-1]["level"] == "ERROR")
 
 
 def seconds_per_round(run: RunFiles) -> float | None:

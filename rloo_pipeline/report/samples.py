@@ -45,19 +45,10 @@ Messages = list[dict[str, Any]]
 """Role and content of each message, and `images` as data URIs."""
 
 
-class ShownTurn(NamedTuple):
-    """One message of an episode."""
-
-    role: str
-    """`assistant`, or `tool` with its name."""
-    text: str
-    """Content and tool calls."""
-
-
 class ShownCompletion(NamedTuple):
     """A completion as the page shows it."""
 
-    turns: list[ShownTurn]
+    turns: Messages
     """The turns; a completion without tools is one turn."""
     right: bool
     rewards: dict[str, float | None]
@@ -65,14 +56,6 @@ class ShownCompletion(NamedTuple):
     tokens: int
     advantage: float | None = None
     """The completion's advantage in the update; None in evaluations."""
-
-
-class HeldOutExample(NamedTuple):
-    """A held-out prompt with both policies' completions for the same seed."""
-
-    messages: Messages
-    warmstart: ShownCompletion
-    final: ShownCompletion
 
 
 class ShownGroup(NamedTuple):
@@ -85,8 +68,9 @@ class ShownGroup(NamedTuple):
     """Number of completions that are not shown."""
 
 
-def held_out_examples(config: Config, run: Path) -> list[HeldOutExample]:
-    """Chooses some held-out prompts, with the first completion of each policy.
+def held_out_examples(config: Config, run: Path) -> list[dict[str, Any]]:
+    """Chooses some held-out prompts, as `messages`, with the first completion of each policy: `warmstart` and `final`,
+    for the same seed.
 
     Raises:
         UserError: the two evaluations have different prompts.
@@ -98,7 +82,7 @@ def held_out_examples(config: Config, run: Path) -> list[HeldOutExample]:
     ids = after["prompt_id"].take(rows).to_pylist()
     prompts = PromptSet(held_out_part(run / "prompts")).by_id(ids)
     pairs = zip(ids, *(_completions(config, table.take(rows)) for table in (before, after)), strict=True)
-    return [HeldOutExample(_messages(prompts[key]), first, last) for key, first, last in pairs]
+    return [{"messages": _messages(prompts[key]), "warmstart": first, "final": last} for key, first, last in pairs]
 
 
 def groups(config: Config, run: Path, last: int) -> list[ShownGroup]:
@@ -186,19 +170,20 @@ def _completions(config: Config, rows: pa.Table) -> list[ShownCompletion]:
     ]
 
 
-def turns_of(row: Mapping[str, Any]) -> list[ShownTurn]:
-    """The messages of a completion, which together get MAX_CHARACTERS."""
+def turns_of(row: Mapping[str, Any]) -> Messages:
+    """The messages of a completion; the role of a tool's answer has the tool's name."""
     if row.get("messages") is None:
-        return [ShownTurn("assistant", _shortened(row["completion"], MAX_CHARACTERS))]
+        return _as_text([{"role": "assistant", "content": row["completion"]}])
     messages = json.loads(row["messages"])
-    roles = (" ".join(filter(None, (message["role"], message.get("name")))) for message in messages)
-    return [*map(ShownTurn, roles, _shown_texts(messages))]
+    named = (" ".join(filter(None, (message["role"], message.get("name")))) for message in messages)
+    return _as_text([message | {"role": role} for message, role in zip(messages, named, strict=True)])
 
 
-def _shown_texts(messages: Messages) -> list[str]:
-    """The text of each message with its tool calls; together they get MAX_CHARACTERS."""
+def _as_text(messages: Messages) -> Messages:
+    """The messages with their tool calls as text; together they get MAX_CHARACTERS."""
     texts = ("\n".join(filter(None, (content_text(message["content"]), *_calls(message)))) for message in messages)
-    return [_shortened(text, MAX_CHARACTERS // len(messages)) for text in texts]
+    short = (_shortened(text, MAX_CHARACTERS // len(messages)) for text in texts)
+    return [message | {"content": text} for message, text in zip(messages, short, strict=True)]
 
 
 def _calls(message: Mapping[str, Any]) -> Iterator[str]:
@@ -220,23 +205,18 @@ def _shortened(text: str, most: int) -> str:
 
 def _messages(row: Mapping[str, Any]) -> Messages:
     """The messages of a prompt as the page shows them."""
-    messages = _whole_messages(row)
-    return [message | {"content": text} for message, text in zip(messages, _shown_texts(messages), strict=True)]
-
-
-def _whole_messages(row: Mapping[str, Any]) -> Messages:
     if isinstance(row["prompt"], str):
-        return [{"role": "prompt", "content": row["prompt"]}]
+        return _as_text([{"role": "prompt", "content": row["prompt"]}])
     pixels = row.get(image_store.PIXELS)
     if pixels is None:
-        return list(row["prompt"])
+        return _as_text(row["prompt"])
     waiting, shown = iter([*map(_thumbnail, pixels[:IMAGES]), *[None] * len(pixels[IMAGES:])]), []
     for message in with_parts(row["prompt"], len(pixels), "the page"):
         images = [next(waiting) for part in message["content"] if part["type"] == "image"]
         text = content_text([part for part in message["content"] if part["type"] != "image"])
         left_out = f"[{images.count(None)} more images]\n" if None in images else ""
         shown.append({"role": message["role"], "content": left_out + text, "images": [*filter(None, images)]})
-    return shown
+    return _as_text(shown)
 
 
 def _thumbnail(image: Image) -> str:

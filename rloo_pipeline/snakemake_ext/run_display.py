@@ -184,16 +184,11 @@ class RunDisplay:
 
     def _measured(self, run: LiveRun, file: Path) -> None:
         """Reads a job's measurements of a round or a policy."""
-        if file.name == "summary.json":
-            run.read()
+        run.read()
+        if file.name != "metrics.json" or self._live:
             return
-        number = int(file.parent.name)
-        if file.name == "held_out.json":
-            run.read(held_out=[number])
-            return
-        run.read([number], held_out=())
-        if not self._live and number <= len(run.run.rounds):
-            config = run.run.config
+        number, config = int(file.parent.name), run.run.config
+        if number <= len(run.run.rounds):
             name = f"{config.run}: " if len(self._runs) > 1 else ""
             self._line(name + live_run.sentence(run.row(number), config.rounds, run.seconds_left()))
 

@@ -178,7 +178,7 @@ def _in_form(config: Config, table: pa.Table, samples: int) -> NDArray[np.bool_]
 def _distributions(evidence: Evidence) -> dict[str, Any]:
     """Distributions for the report: lengths, correct completions per group, expected share of mixed groups by K."""
     counts, edges = np.histogram(evidence.lengths, bins=HISTOGRAM_BINS, range=(0, max(evidence.longest, 1)))
-    distribution = success_distribution(evidence)
+    distribution = success_distribution(evidence.right)
     ks = [2**power for power in range(1, LARGEST_K.bit_length())]
     samples = evidence.right.shape[1]
     return {

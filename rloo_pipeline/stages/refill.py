@@ -15,7 +15,7 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables
 from rloo_pipeline.config import Config, Rollout
-from rloo_pipeline.data.prompts_of_round import PassRateFiles, prompts_of_round
+from rloo_pipeline.data.prompts_of_round import prompts_of_round
 from rloo_pipeline.rollout import groups
 from rloo_pipeline.rollout.requests import SamplingConfig
 from rloo_pipeline.runtime.progress import say
@@ -57,7 +57,7 @@ def refill(
     sampled = round_tables.read(RoundFiles(rollouts, scores), round=round_, policy=policy.digest)
     teaching = teaching_groups(algorithm, samples, sampled).tolist()
     train = PromptSet(prompts / "train")
-    spare = prompts_of_round(config, train, round_, PassRateFiles(difficulty, pass_rates)).spare
+    spare = prompts_of_round(config, train, round_, difficulty, pass_rates).spare
     sampling, parts = SamplingConfig.of_rollouts(settings), list[RoundTables]()
     seconds, sampler = 0.0, None
     while len(parts) < settings.refill and spare and (count := prompts_needed(settings, teaching)):

@@ -8,7 +8,7 @@ from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part, tool_names
 from rloo_pipeline.config import Config
-from rloo_pipeline.data.prompts_of_round import PassRateFiles, expected_lengths, prompts_of_round
+from rloo_pipeline.data.prompts_of_round import expected_lengths, prompts_of_round
 from rloo_pipeline.rollout import groups, partial
 from rloo_pipeline.rollout.groups import Draw
 from rloo_pipeline.rollout.requests import SamplingConfig
@@ -50,7 +50,7 @@ def rollout(
     """
     settings = config.rollout
     train = PromptSet(prompts / "train")
-    indices = prompts_of_round(config, train, round_, PassRateFiles(difficulty, pass_rates)).sampled
+    indices = prompts_of_round(config, train, round_, difficulty, pass_rates).sampled
     if settings.token_budget is None:
         share, sampling = shard_range(len(indices), settings.shards, shard), SamplingConfig.of_rollouts(settings)
         own, expected = indices[share.start : share.stop], {}

@@ -125,7 +125,7 @@ def test_the_copy_that_encodes_such_texts_gives_the_ids_of_the_tokenizer(tokeniz
     for text in (TEXT, "a", "  two  spaces ", "\n", "é", "ﬁ ①"):
         rendered = tokenizer.apply_chat_template(user(text), tokenize=False, add_generation_prompt=True)
         expected = tokenizer(rendered, add_special_tokens=False)["input_ids"]
-        assert PlainText(tokenizer)._plain_ids(rendered, [], None) == expected
+        assert PlainText(tokenizer)._plain_ids(rendered, []) == expected
         assert encode(user(text), dataset(), tokenizer, "row 0") == expected
 
 

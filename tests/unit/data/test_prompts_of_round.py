@@ -3,6 +3,7 @@
 from collections import Counter
 from math import comb
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import mini, write_prompts
@@ -11,7 +12,7 @@ from rloo_pipeline.artifacts import prompt_counts
 from rloo_pipeline.artifacts.prompt_counts import Counts
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
-from rloo_pipeline.data.prompts_of_round import PassRateFiles, after_round, draw, prompts_of_round, uncertainty
+from rloo_pipeline.data.prompts_of_round import after_round, draw, prompts_of_round, uncertainty
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.seeds import rows_of_round
 
@@ -41,13 +42,13 @@ def config_of(select: dict | None, **rollout) -> Config:
     return Config(**mini(dataset={"select": select}, rollout=sizes, correct={"reward": "answer"}))
 
 
-def names(config: Config, train: PromptSet, number: int, files: PassRateFiles) -> list[str]:
-    return [NAMES[row] for row in prompts_of_round(config, train, number, files).sampled]
+def names(config: Config, train: PromptSet, number: int, *files: Any) -> list[str]:
+    return [NAMES[row] for row in prompts_of_round(config, train, number, *files).sampled]
 
 
 def test_without_a_selection_each_prompt_comes_once_an_epoch(train) -> None:
     config = config_of(None)
-    rounds = [names(config, train, number, PassRateFiles()) for number in range(1, 6)]
+    rounds = [names(config, train, number) for number in range(1, 6)]
     assert sorted(name for one in rounds for name in one) == NAMES
 
 
@@ -55,16 +56,14 @@ def test_a_range_of_pass_rates_is_a_filter_with_both_ends(train, shards) -> None
     config = config_of({"pass_rate": [0.125, 0.5]})
     in_range = [name for name in NAMES if 1 <= RIGHT[name] <= 4]
     count = len(in_range) // 8 + 1
-    drawn = [name for number in range(1, count + 1) for name in names(config, train, number, PassRateFiles(shards))]
+    drawn = [name for number in range(1, count + 1) for name in names(config, train, number, shards)]
     assert set(drawn) == set(in_range)
     assert max(Counter(drawn).values()) <= 2, "each is used once before any is used again"
 
 
 def test_a_range_that_leaves_too_few_prompts_gives_a_one_line_error(train, shards) -> None:
     with pytest.raises(UserError) as refused:
-        prompts_of_round(
-            config_of({"pass_rate": [0.75, 0.875]}, generation_batch_size=48), train, 1, PassRateFiles(shards)
-        )
+        prompts_of_round(config_of({"pass_rate": [0.75, 0.875]}, generation_batch_size=48), train, 1, shards)
     assert str(refused.value) == (
         "dataset.select.pass_rate: 8 of 40 training prompts have a pass rate of policy 0 from 0.75 to 0.875 (28 are "
         "below, 4 above, 0 have none), but a round needs 12; widen the range, or lower rollout.generation_batch_size"
@@ -76,7 +75,7 @@ def test_a_prompt_without_a_scored_completion_is_in_no_range(train, shards) -> N
     for shard, file in enumerate(shards):
         own = {name: counts[name] for name in NAMES[20 * shard : 20 * (shard + 1)]}
         prompt_counts.write(file, own, 0, shard=shard, policy="0")
-    config, files = config_of({"pass_rate": [0, 1]}), PassRateFiles(shards)
+    config, files = config_of({"pass_rate": [0, 1]}), shards
     assert {*names(config, train, 1, files), *names(config, train, 2, files)} == set(NAMES[:16])
     with pytest.raises(UserError, match=r"16 of 40 .* \(0 are below, 0 above, 24 have none\)"):
         prompts_of_round(config_of({"pass_rate": [0, 1]}, generation_batch_size=160), train, 1, files)
@@ -90,18 +89,18 @@ def test_a_prompt_without_a_scored_completion_is_in_no_range(train, shards) -> N
 def test_a_table_of_another_round_shard_or_dataset_is_refused(train, shards, tmp_path) -> None:
     config = config_of({"pass_rate": [0, 1], "weights": "online"})
     with pytest.raises(UserError, match=r"dataset\.select needs all 2"):
-        prompts_of_round(config, train, 1, PassRateFiles(shards[:1]))
+        prompts_of_round(config, train, 1, shards[:1])
     with pytest.raises(UserError, match=r"difficulty-1.parquet: .*shard.*delete it"):
-        prompts_of_round(config, train, 1, PassRateFiles(shards[::-1]))
+        prompts_of_round(config, train, 1, shards[::-1])
     with pytest.raises(UserError, match=r"--pass-rates: .* needs the table of round 1"):
-        prompts_of_round(config, train, 2, PassRateFiles(shards))
+        prompts_of_round(config, train, 2, shards)
     late = tmp_path / "late.parquet"
     prompt_counts.write(late, {}, 2, shard=0)
     with pytest.raises(UserError, match=r"late\.parquet: .*round.*delete it and run again"):
-        prompts_of_round(config, train, 2, PassRateFiles(shards, late))
+        prompts_of_round(config, train, 2, shards, late)
     prompt_counts.write(shards[1], {"other": Counts(1.0, 8.0)}, 0, shard=1, policy="0")
     with pytest.raises(UserError, match=r"no pass rate of the training prompt p20; delete it and run again"):
-        prompts_of_round(config, train, 1, PassRateFiles(shards))
+        prompts_of_round(config, train, 1, shards)
 
 
 def test_with_a_lag_a_round_sees_the_scores_that_its_policy_was_made_from(train, tmp_path) -> None:
@@ -112,11 +111,11 @@ def test_with_a_lag_a_round_sees_the_scores_that_its_policy_was_made_from(train,
         tables[number] = tmp_path / f"{number}.parquet"
         counts = {name: Counts(5e8 if name in uncertain else 0.0, 1e9) for name in NAMES}
         prompt_counts.write(tables[number], counts, number, shard=0)
-    assert set(names(config, train, 3, PassRateFiles((), tables[1]))) <= set(NAMES[:20])
-    assert set(names(config, train, 4, PassRateFiles((), tables[2]))) <= set(NAMES[20:])
+    assert set(names(config, train, 3, (), tables[1])) <= set(NAMES[:20])
+    assert set(names(config, train, 4, (), tables[2])) <= set(NAMES[20:])
     with pytest.raises(UserError, match=r"2\.parquet: .*round"):
-        prompts_of_round(config, train, 3, PassRateFiles((), tables[2]))
-    early = [names(config, train, number, PassRateFiles()) for number in (1, 2)]
+        prompts_of_round(config, train, 3, (), tables[2])
+    early = [names(config, train, number) for number in (1, 2)]
     assert early[0] != early[1], "both from policy 0, by draws of their own"
 
 
@@ -153,7 +152,7 @@ def test_a_draw_has_no_prompt_twice_and_does_not_depend_on_order_or_on_other_pro
 @pytest.mark.parametrize("weights", ["none", "static"])
 def test_a_refill_takes_the_prompts_that_may_be_trained_on_and_were_not_sampled(train, shards, weights) -> None:
     config = config_of({"pass_rate": [0.1, 0.9], "weights": weights})
-    chosen = prompts_of_round(config, train, 2, PassRateFiles(shards))
+    chosen = prompts_of_round(config, train, 2, shards)
     in_range = [row for row, name in enumerate(NAMES) if 1 <= RIGHT[name] <= 7]
     assert len(chosen.sampled) == 8
     assert sorted(chosen.sampled + chosen.spare) == in_range
@@ -162,7 +161,7 @@ def test_a_refill_takes_the_prompts_that_may_be_trained_on_and_were_not_sampled(
 
 def test_certain_prompts_are_rare_and_filtered_ones_never_come(train, shards) -> None:
     config = config_of({"pass_rate": [0.0, 0.9], "weights": "static"})
-    drawn = Counter(name for number in range(1, 301) for name in names(config, train, number, PassRateFiles(shards)))
+    drawn = Counter(name for number in range(1, 301) for name in names(config, train, number, shards))
     assert not any(drawn[name] for name in NAMES if RIGHT[name] == 8)
     by_right = {right: [drawn[name] for name in NAMES if RIGHT[name] == right] for right in range(8)}
     assert max(by_right[0]) < min(by_right[4]), "never solved against solved half of the time"
@@ -183,4 +182,4 @@ def test_filtered_epochs_are_those_of_the_kept_prompts(train, shards) -> None:
     for number in (1, 2, 3):
         rows = rows_of_round(len(in_range), 8, number, derive(1, "prompts"))
         config = config_of({"pass_rate": [0.25, 0.7]})
-        assert names(config, train, number, PassRateFiles(shards)) == [in_range[row] for row in rows]
+        assert names(config, train, number, shards) == [in_range[row] for row in rows]

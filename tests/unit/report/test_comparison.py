@@ -313,7 +313,7 @@ def train_second_round_again(folder: Path) -> None:
         (shutil.rmtree, ["demo-grpo: no such folder"]),
         (remove("config.yaml"), ["demo-grpo: not the folder of a run", "config.yaml"]),
         (remove("summary.json"), ["demo-grpo/summary.json", "not finished", "snakemake --cores all --configfile"]),
-        (more_rounds, ["demo-grpo/summary.json: rounds: 40 here, 45 in config.yaml", "snakemake"]),
+        (more_rounds, ["demo-grpo/summary.json: its rounds is 40, but 45 is expected here", "snakemake"]),
         (train_second_round_again, ["demo-grpo/summary.json: of other rounds than those in the folder", "snakemake"]),
         (remove("rounds/00007/metrics.json"), ["rounds/00007/metrics.json: no such file"]),
         (remove("evaluation/final/completions.parquet"), ["evaluation/final/completions.parquet: no such table"]),

@@ -24,6 +24,7 @@ def make(folder: Path, seeds: list[int], *, missing: str = "") -> Path:
     """An experiment whose arms end with these shares of right answers; one run may be unfinished."""
     arms = {name: {KEY: place / 10} for place, name in enumerate(ARMS)}
     about = {"experiment": "study", "base": "x", "vary": {KEY: [0.0, 0.1, 0.2]}, "seeds": seeds, "arms": arms}
+    about["rounds"] = dict.fromkeys(arms, ROUNDS)
     folder.mkdir(parents=True)
     (folder / "experiment.yaml").write_text(yaml.safe_dump(about, sort_keys=False))
     for arm, learned in ARMS.items():
@@ -289,9 +290,6 @@ def test_seeds_of_an_arm_that_were_evaluated_differently_have_no_mean(changed) -
 
 
 def test_a_run_that_a_gate_ended_is_marked(changed) -> None:
-    about = yaml.safe_load((changed / "experiment.yaml").read_text())
-    about["rounds"] = dict.fromkeys(ARMS, ROUNDS)
-    (changed / "experiment.yaml").write_text(yaml.safe_dump(about, sort_keys=False))
     assert "stopped" not in page_of(changed)
     shutil.rmtree(changed / "better" / "0")
     finish_run(changed / "better" / "0", configuration(run="study-bett-0", seed=0, rounds=3), 0.75)

@@ -3,8 +3,10 @@
 import fcntl
 import io
 import os
+import shutil
 import time
 from pathlib import Path
+from unittest import mock
 
 import helpers
 import pytest
@@ -42,10 +44,22 @@ def write_run(folder: Path, rounds: int) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def of_two_rounds(tmp_path_factory) -> Path:
+    return finish_run(tmp_path_factory.mktemp("finished") / "run", configuration(rounds=2))
+
+
+@pytest.fixture
+def finished_run(of_two_rounds, tmp_path) -> Path:
+    """A finished run of two rounds, to be changed."""
+    return Path(shutil.copytree(of_two_rounds, tmp_path / "run"))
+
+
 def shown(run: Path) -> str:
     console = Terminal(width=150, file=io.StringIO())
     files = run_files.read(run)
-    console.print(watched(files, progress_of(files, STARTED + 310), STARTED + 310))
+    with mock.patch("time.time", return_value=STARTED + 310):
+        console.print(watched(files, progress_of(files)))
     return console.file.getvalue()
 
 
@@ -110,7 +124,7 @@ def test_jobs_are_done_running_failed_or_to_come(tmp_path) -> None:
         "evaluate/warmstart.log",
         "2026-01-01 10:00:00,1 INFO rloo.time: took 4.0 s, 3.00 s of CPU, 90 MB at most\n",
     )
-    progress = progress_of(run_files.read(run), now=STARTED + 10)
+    progress = progress_of(run_files.read(run))
     by_name = {stage.name: stage[1:] for stage in progress.stages}
     assert by_name["rollout"] == (7, 1, 16)
     assert by_name["score"] == (6, 0, 16)
@@ -135,17 +149,17 @@ def test_a_frame_has_round_curves_diagnosis_and_time_left(tmp_path) -> None:
     assert "ended by a gate" not in shown(run), "the run went on"
 
 
-def test_the_time_left_falls_while_a_round_lasts_and_no_further_than_to_the_next(tmp_path) -> None:
+def test_the_time_left_falls_while_a_round_lasts_and_no_further_than_to_the_next(tmp_path, monkeypatch) -> None:
     run = run_files.read(write_run(tmp_path / "run", 3))
-    seconds_left = [LiveRun(run, now=STARTED + 3 * PACE + passed).seconds_left() for passed in (0, 40, 99, 5000)]
-    assert seconds_left == [500, 460, 401, 400]
+    for passed, seconds_left in {0: 500, 40: 460, 99: 401, 5000: 400}.items():
+        monkeypatch.setattr(time, "time", lambda passed=passed: STARTED + 3 * PACE + passed)
+        assert LiveRun(run).seconds_left() == seconds_left
     first = write_run(tmp_path / "first", 1)
     assert LiveRun(run_files.read(first)).seconds_left() is None
     (first / "policies" / "00000").mkdir(parents=True)
     os.utime(first / "policies" / "00000", (STARTED + 20, STARTED + 20))
-    assert LiveRun(run_files.read(first), now=STARTED + PACE).seconds_left() == 7 * 80, (
-        "the first round began with policy 0"
-    )
+    monkeypatch.setattr(time, "time", lambda: STARTED + PACE)
+    assert LiveRun(run_files.read(first)).seconds_left() == 7 * 80, "the first round began with policy 0"
 
 
 def test_a_pause_between_two_calls_is_not_the_time_of_a_round(tmp_path) -> None:
@@ -210,8 +224,8 @@ def watch_once(run: Path) -> str:
     "file",
     ["assets/assets.json", "prompts/counts.json", "policies/00000/manifest.json", "rounds/00001/scores/000.parquet"],
 )
-def test_a_run_whose_start_is_made_again_is_in_progress_before_its_first_update(tmp_path, file) -> None:
-    run = finish_run(tmp_path / "run", configuration(rounds=2))
+def test_a_run_whose_start_is_made_again_is_in_progress_before_its_first_update(finished_run, file) -> None:
+    run = finished_run
     assert "round 2 of 2  finished" in watch_once(run)
     write_json(run / file, {})
     os.utime(run / file, (time.time() + 1,) * 2)
@@ -235,11 +249,10 @@ def test_what_comes_before_the_rounds_is_done_though_what_is_made_from_it_is_new
     assert {stage.name for stage in stages if stage.done == stage.total} == outputs.keys()
 
 
-def test_a_run_with_a_job_at_work_is_not_finished(tmp_path) -> None:
+def test_a_run_with_a_job_at_work_is_not_finished(finished_run) -> None:
     """Snakemake has deleted the prompts, and their job has begun."""
-    run = finish_run(tmp_path / "run", configuration(rounds=2))
-    write_log(run, "prompts.log", "2026-01-01 00:00:00,000 INFO rloo: tokenizing\n")
-    assert "finished" not in watch_once(run)
+    write_log(finished_run, "prompts.log", "2026-01-01 00:00:00,000 INFO rloo: tokenizing\n")
+    assert "finished" not in watch_once(finished_run)
 
 
 def test_a_run_that_is_trained_again_is_shown_as_far_as_it_has_come(tmp_path) -> None:
@@ -271,7 +284,7 @@ def test_what_an_engine_prints_is_not_an_action_of_the_stage(tmp_path) -> None:
     engine = "(EngineCore pid=7) INFO 11-23 [rloo_model.py:9] rloo: compiling\n" * 90
     write_log(run, "rollout/00004-000.log", engine)
     write_log(run, "rollout/00004-001.log", f"2026-01-01 10:00:00,1 INFO rloo: sampling: 3 of 9\n{engine}")
-    working = progress_of(run_files.read(run), now=STARTED + 10).working
+    working = progress_of(run_files.read(run)).working
     assert [job.last_line for job in working] == ["", "sampling: 3 of 9"]
 
 
@@ -383,8 +396,8 @@ def test_a_run_that_has_ended_is_not_waited_for_unless_its_job_is_in_the_queue(t
     assert "my.py, line 7: it is wrong" in last
 
 
-def test_the_last_view_has_what_was_written_before_the_run_ended(tmp_path, monkeypatch) -> None:
-    run = finish_run(tmp_path / "run", configuration(rounds=2))
+def test_the_last_view_has_what_was_written_before_the_run_ended(finished_run, tmp_path, monkeypatch) -> None:
+    run = finished_run
     summary = (run / "summary.json").rename(tmp_path / "summary.json")
 
     def end(_: object) -> bool:
@@ -467,19 +480,19 @@ def test_an_experiment_is_a_curve_of_means_for_each_arm(tmp_path) -> None:
         watch.watch([tmp_path] * 27, once=True, every=1.0)
 
 
-def test_a_further_round_reads_no_file_of_the_rounds_before(tmp_path, monkeypatch) -> None:
-    """A run of a thousand rounds is shown as fast at its end as at its begin."""
-    run = write_run(tmp_path / "run", 6)
+def test_what_a_run_has_written_since_is_read(tmp_path) -> None:
+    run = write_run(tmp_path / "run", 5)
+    measured = LiveRun.of_call(run_files.read(run).config, run)
+    write_run(run, 6)
     for number in range(1, 7):
         write_json(run / "rounds" / f"{number:05d}" / "held_out.json", {"policy": number - 1, "accuracy": number / 8})
-    config = run_files.read(run).config
-    measured = LiveRun.of_call(config.model_copy(update={"rounds": 5}), run)
-    looked_at: list[int] = []
-    path_of = run_files.metrics_of
-    monkeypatch.setattr(run_files, "metrics_of", lambda run, n: looked_at.append(n) or path_of(run, n))
-    measured.read([6], held_out=())
-    measured.read(held_out=[6])
-    assert min(looked_at) >= 5
-    again = LiveRun.of_call(config, run)
-    assert [row.held_out for row in measured.rows(99)] == [row.held_out for row in again.rows(99)]
-    assert [row.round for row in measured.rows(99)] == [*range(7)]
+    measured.read()
+    assert [row.held_out for row in measured.rows(99)] == [number / 8 for number in range(1, 7)] + [None]
+    train_again(run, 2)
+    measured.read()
+    assert [row.round for row in measured.rows(99)] == [0, 1, 2]
+    half_written = run / "rounds" / "00002" / "metrics.json"
+    half_written.write_text("{")
+    os.utime(half_written, (time.time() + 9,) * 2)
+    measured.read()
+    assert measured.rows(1)[0].round == 2, "a file is being replaced"

@@ -93,6 +93,14 @@ def test_the_same_run_gives_the_same_bytes_wherever_it_lies(tmp_path: Path, conf
     assert render(config, other, summarize_run(config, other)) == page
 
 
+def test_the_summary_has_nothing_of_the_clock(run: Path, config: Config, tmp_path: Path) -> None:
+    summary = summarize_run(config, run)
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    write_log(copy, "update/00001.log", "2031-01-01 00:00:00,000 INFO rloo.time: took 99999.0 s\n")
+    assert summarize_run(config, copy) == summary
+    assert render(config, copy, summary) != render(config, run, summary), "report.html may differ"
+
+
 def test_a_summary_read_back_from_its_file_gives_the_same_page(run: Path, config: Config, page: str) -> None:
     assert render(config, run, json.loads(json.dumps(summarize_run(config, run), sort_keys=False))) == page
 

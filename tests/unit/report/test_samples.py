@@ -14,7 +14,6 @@ from rloo_pipeline.data.tool_template import answer_messages, call_message
 from rloo_pipeline.report.run_tables import read_round
 from rloo_pipeline.report.samples import (
     MAX_CHARACTERS,
-    ShownTurn,
     _completions,
     _messages,
     _rarer_first,
@@ -31,11 +30,12 @@ def test_an_episode_is_shown_turn_by_turn() -> None:
         *answer_messages(["add", "stop"], ["3", ""]),
         {"role": "assistant", "content": "3"},
     ]
-    assert turns_of({"completion": "", "messages": json.dumps(messages)}) == [
-        ShownTurn("assistant", 'I add.\n→ add(a=1, b="ü")\n→ stop()'),
-        ShownTurn("tool add", "3"),
-        ShownTurn("tool stop", ""),
-        ShownTurn("assistant", "3"),
+    turns = turns_of({"completion": "", "messages": json.dumps(messages)})
+    assert [(turn["role"], turn["content"]) for turn in turns] == [
+        ("assistant", 'I add.\n→ add(a=1, b="ü")\n→ stop()'),
+        ("tool add", "3"),
+        ("tool stop", ""),
+        ("assistant", "3"),
     ]
 
 
@@ -47,10 +47,10 @@ def test_a_prompt_shows_the_calls_of_its_history(content: str | None) -> None:
 
 
 def test_a_completion_without_tools_is_one_turn_and_messages_share_the_characters() -> None:
-    assert turns_of({"completion": "x"}) == [ShownTurn("assistant", "x")]
+    assert turns_of({"completion": "x"}) == [{"role": "assistant", "content": "x"}]
     long = "x" * (2 * MAX_CHARACTERS)
     for row in ({"completion": long}, {"messages": json.dumps([{"role": "assistant", "content": long}] * 3)}):
-        shown = "".join(turn.text for turn in turns_of(row))
+        shown = "".join(turn["content"] for turn in turns_of(row))
         assert shown.count("x") == MAX_CHARACTERS
 
 
@@ -65,7 +65,7 @@ def test_a_prompt_is_shortened_as_a_completion_is() -> None:
 
 def test_more_messages_than_characters_are_all_shortened() -> None:
     messages = [{"role": "assistant", "content": "xx"}] * (MAX_CHARACTERS // 2 + 1)
-    assert not any("x" in turn.text for turn in turns_of({"messages": json.dumps(messages)}))
+    assert not any("x" in turn["content"] for turn in turns_of({"messages": json.dumps(messages)}))
 
 
 def test_the_tokens_of_an_episode_are_those_that_the_model_sampled() -> None:

@@ -114,7 +114,9 @@ def test_the_files_of_a_source_are_listed_once(tmp_path, monkeypatch) -> None:
     for number in range(20):
         (data / f"{number}.jsonl").touch()
     listed = list[Path]()
-    monkeypatch.setattr(assets, "folder_files", lambda path: listed.append(path) or sorted(path.iterdir()))
+    monkeypatch.setattr(
+        assets, "file_names", lambda path: listed.append(path) or [file.name for file in path.iterdir()]
+    )
     assets.write(folder, {"train": {"path": str(data), "revision": None}})
     assert listed == [data]
 
