@@ -131,11 +131,11 @@ def _request(path: str, argv: Sequence[str], terminal: int) -> socket.socket:
     return connection
 
 
-def peer(connection: socket.socket) -> int:
-    """Asks the kernel for the id of the process at the other end."""
+def peer(connection: socket.socket) -> tuple[int, int]:
+    """Asks the kernel for the ids of the process at the other end and of its user."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    process: int = struct.unpack("3i", credentials)[0]
-    return process
+    process, user, _ = struct.unpack("3i", credentials)
+    return process, user
 
 
 def receive(connection: socket.socket) -> tuple[bytes, list[int]]:

@@ -143,9 +143,13 @@ class KeptRanks:
                 if self._torchrun.poll() is not None or time.monotonic() > deadline:
                     raise IncompatibleEngine("ranks that did not start") from None
                 continue
+            process, user = client.peer(connection)
+            if user != os.getuid():
+                connection.close()
+                continue
             self._connections.append(connection)
             with contextlib.suppress(psutil.NoSuchProcess):  # it has died, as its connection will show
-                self._processes.append(psutil.Process(client.peer(connection)))
+                self._processes.append(psutil.Process(process))
 
     def run(self, words: Sequence[str]) -> list[RankAnswer]:
         """Runs `rloo WORDS` on all ranks, which write to the log of this process.

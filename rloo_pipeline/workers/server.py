@@ -46,6 +46,7 @@ def serve(
     engine_cache.enable()
     path.unlink(missing_ok=True)
     temporary = path.with_suffix(".new")
+    temporary.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:
         client.with_short_path(listener.bind, str(temporary))
         listener.listen()
@@ -59,6 +60,8 @@ def serve(
         while True:
             connection, _ = listener.accept()
             with connection:
+                if client.peer(connection)[1] != os.getuid():  # the folder keeps others out, too
+                    continue
                 if not _answer(connection, run):
                     break
     kept_ranks.close()

@@ -402,4 +402,4 @@ def test_on_gpus_there_are_as_many_workers_as_gpus_for_them(monkeypatch) -> None
 def test_a_worker_sees_whose_process_asks() -> None:
     ours, other = socket.socketpair(socket.AF_UNIX)
     with ours, other:
-        assert client.peer(ours) == os.getpid()
+        assert client.peer(ours) == (os.getpid(), os.getuid())
