@@ -186,6 +186,8 @@ def _named_paths(config: Config) -> Iterator[Path]:
     """Files and folders that the configuration names, results/, and Snakemake's cache."""
     yield from map(Path, ("results", *config.container.binds, *config.rollout.environment_read_only))
     yield from _with_rows_or_weights(config)
+    if config.evaluation.harness and config.evaluation.harness.include_path:
+        yield Path(config.evaluation.harness.include_path)
     references = provenance.functions(config, Config.model_fields)
     modules = (import_string.of_library(reference)[0].rpartition(":")[0] for reference in references)
     yield from (Path(module) for module in modules if module.endswith(".py"))

@@ -24,8 +24,8 @@ class Harness(Section):
     """Benchmarks of the lm-eval library, run through its vLLM backend on every evaluated policy."""
 
     tasks: list[str | JSON] = Field(min_length=1)
-    """Names of lm-eval tasks; or mappings with `task` and the settings to override, for example `generation_kwargs`, or
-    `dataset_path: json` and `dataset_kwargs` for a local file. A mapping can also define a task of your own.
+    """Names of lm-eval tasks; or mappings with `task` and the settings to override, for example `dataset_path: json`
+    and `dataset_kwargs` for a local file.
     """
     num_fewshot: int | None = Field(None, ge=0)
     """Number of worked examples before each problem. Default: that of the task."""
@@ -35,6 +35,10 @@ class Harness(Section):
     """Format prompts with the model's chat template, `dataset.chat_template_kwargs` and `dataset.system_prompt`, with
     the worked examples as earlier turns.
     """
+    gen_kwargs: JSON = {}
+    """Overrides of the task's generation settings, for example `{max_gen_toks: 1024}`."""
+    include_path: str | None = None
+    """Folder with your own lm-eval task files."""
     max_model_len: int | None = Field(None, ge=1)
     """Maximum length of prompt and answer together, in tokens. Default: the context length of the model."""
 

@@ -2,8 +2,8 @@
 
 The digest of a stage covers its own file, every module of this package that it imports, directly or indirectly, and the
 files of functions that the configuration names, with the modules that these import from their own folder or package.
-Modules that cannot change a result are left out, and so are imports under `if TYPE_CHECKING:` and those of installed
-libraries.
+The digest of the benchmarks also covers the user's task files. Modules that cannot change a result are left out, and so
+are imports under `if TYPE_CHECKING:` and those of installed libraries.
 
 A Python file is digested as a syntax tree, in a form that is the same in Python 3.11 to 3.13, so comments, docstrings
 and layout do not count.
@@ -17,7 +17,7 @@ from itertools import product
 from pathlib import Path
 
 from rloo_pipeline import frozen_functions, import_string
-from rloo_pipeline.config import STAGES, Config, estimator, syntax
+from rloo_pipeline.config import STAGES, Config, Harness, estimator, syntax
 from rloo_pipeline.frozen_functions import source
 
 PACKAGE = Path(__file__).parent.parent
@@ -30,6 +30,8 @@ WITHOUT_EFFECT = {
 }
 """Modules and packages that decide where, when and how a result is computed, written or reported, but not its values.
 """
+TASK_FILES = (".yaml", ".yml", ".py")
+"""Suffixes of lm-eval's task files, which are digested as text."""
 READS_TEXT = {"__doc__", "getdoc", "getsource", "getcomments", "getsourcelines"}
 """Names through which code can read docstrings or comments. If a user's code uses one, its text is digested."""
 
@@ -52,11 +54,19 @@ def source_digest(stage: str, config: Config) -> str:
     digests = {
         (_name(file), _digest(source(file), text)) for closure in closures for file, text in _with_text_flag(closure)
     }
+    if "harness" in stage:
+        digests |= {(str(file), _digest(file, as_text=True)) for file in _task_files(config.evaluation.harness)}
     syntax.keep()
     total = hashlib.sha256()
     for name, digest in sorted(digests):
         total.update(f"{name} {digest}\n".encode())
     return total.hexdigest()[:16]
+
+
+def _task_files(harness: Harness | None) -> Iterator[Path]:
+    """The user's own lm-eval task files."""
+    if harness and harness.include_path:
+        yield from (file for file in Path(harness.include_path).rglob("*") if file.suffix in TASK_FILES)
 
 
 def source_files(reference: str, file: Path) -> frozenset[Path]:

@@ -48,6 +48,7 @@ def harness(config: Config, policy: Policy, name: str, output: Path) -> None:
         apply_chat_template=section.apply_chat_template,
         fewshot_as_multiturn=section.apply_chat_template,
         system_instruction=config.dataset.system_prompt if section.apply_chat_template else None,
+        gen_kwargs=dict(section.gen_kwargs) or None,
         task_manager=manager,
         random_seed=seed,
         numpy_random_seed=seed,
@@ -99,7 +100,7 @@ def load_tasks(config: Config) -> tuple[Any, dict[str, Any]]:
 
     section = section_of(config)
     try:
-        manager = TaskManager()
+        manager = TaskManager(include_path=section.include_path)
         tasks = get_task_dict(_specs(section, manager), manager)
     except Exception as error:
         names = ", ".join(task if isinstance(task, str) else str(task.get("task")) for task in section.tasks)

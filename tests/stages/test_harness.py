@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from helpers import Round, done, rloo
 
 from rloo_pipeline.artifacts.policy import Policy
@@ -18,7 +19,7 @@ TASK = {
     "test_split": "test",
     "doc_to_text": "{{question}}",
     "doc_to_target": "{{answer}}",
-    "generation_kwargs": {"until": ["\n"], "max_gen_toks": 2, "do_sample": False},
+    "generation_kwargs": {"until": ["\n"], "max_gen_toks": 4, "do_sample": False},
     "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
 }
 
@@ -32,8 +33,9 @@ def data_of_sums(folder: Path) -> dict:
 
 @pytest.mark.long
 def test_tasks_of_lm_eval_run_on_a_policy(tmp_path, tiny_model) -> None:
-    task = TASK | data_of_sums(tmp_path)
-    harness = {"max_model_len": 64, "apply_chat_template": True}
+    (tmp_path / "sums.yaml").write_text(yaml.safe_dump(TASK | data_of_sums(tmp_path)))
+    harness = {"include_path": str(tmp_path), "max_model_len": 64, "apply_chat_template": True}
+    shorter = {"task": "sums", "generation_kwargs": {**TASK["generation_kwargs"], "max_gen_toks": 2}}
     model = shutil.copytree(tiny_model, tmp_path / "model")
     template = model / "chat_template.jinja"
     wrong = "enable_thinking != true or style != 'short' or strftime_now('%Y') != '2024'"
@@ -41,7 +43,7 @@ def test_tasks_of_lm_eval_run_on_a_policy(tmp_path, tiny_model) -> None:
     needs = f"{{% if {wrong} %}}{{{{ raise_exception('no variables') }}}}{{% endif %}}"
     template.write_text(needs + template.read_text())
     variables = {"chat_template_kwargs": {"enable_thinking": True, "style": "short"}, "system_prompt": "Add."}
-    evaluation = {"harness": {"tasks": [task], **harness}}
+    evaluation = {"harness": {"tasks": [shorter], **harness}}
     run = Round(tmp_path / "run", model, seed=2**70, evaluation=evaluation, dataset=variables)
     output = run.run / "evaluation" / "final" / "harness.json"
     log = f"--log={run.run / 'logs' / 'harness.log'}"

@@ -246,7 +246,7 @@ def test_what_engines_compile_is_kept_for_an_image_on_a_kind_of_card(project, mo
 
 def test_folders_in_the_configuration_are_bound(project, tmp_path_factory) -> None:
     outside = tmp_path_factory.mktemp("outside")
-    for name in ("model", "data", "more", "scratch", "rewards"):
+    for name in ("model", "data", "more", "scratch", "rewards", "tasks"):
         (outside / name).mkdir()
     (outside / "rewards" / "mine.py").write_text("def mine(completions):\n    return [0.0] * len(completions)\n")
     (outside / "data" / "train.jsonl").touch()
@@ -256,6 +256,7 @@ def test_folders_in_the_configuration_are_bound(project, tmp_path_factory) -> No
         data_dir=str(outside / "data"),
         container={"binds": [str(outside / "more")]},
         rewards=[{"function": f"{outside}/rewards/mine.py:mine", "name": "answer"}],
+        evaluation={"harness": {"tasks": ["mine"], "include_path": str(outside / "tasks")}},
     )
     os.environ["APPTAINER_BIND"] = "/site"
     containers.prepare(configuration, "images/x.sif")

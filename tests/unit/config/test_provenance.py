@@ -164,6 +164,27 @@ def test_modules_of_the_users_package_count_and_those_of_a_library_do_not(
     assert (fresh_digest(function) != before) == ("library" not in helpers)
 
 
+def test_the_users_task_files_count_for_the_benchmarks_alone(tmp_path) -> None:
+    """And not what Python and lm-eval write beside them."""
+    with_tasks = validate(mini(evaluation={"harness": {"tasks": ["mine"], "include_path": str(tmp_path)}}), "x")
+    stages = ("stage-harness", "harness", "evaluate")
+
+    def digests() -> list[str]:
+        provenance._digest.cache_clear()
+        syntax.facts.cache_clear()
+        return [provenance.source_digest(stage, with_tasks) for stage in stages]
+
+    before = digests()
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "utils.pyc").touch()
+    assert digests() == before
+    (tmp_path / "mine.yaml").write_text("task: mine\n")
+    after = digests()
+    assert [new != old for new, old in zip(after, before, strict=True)] == [True, True, False]
+    (tmp_path / "mine.yaml").write_text("task: mine\nmetric_list: []\n")
+    assert digests()[1] not in (before[1], after[1])
+
+
 def closure(stage: str) -> set[str]:
     file = provenance.PACKAGE / "stages" / f"{stage.replace('-', '_')}.py"
     return {str(path.relative_to(provenance.PACKAGE)) for path in provenance._closure(file)}
