@@ -20,6 +20,9 @@ from rloo_pipeline.errors import IncompatibleEngine
 from rloo_pipeline.runtime import controller_watch, cost, devices, environment, gpu_claims, output, scratch
 from rloo_pipeline.workers import client, engine_cache, kept_ranks
 
+REQUEST_SECONDS = 10.0
+"""Seconds for a request to arrive; a client sends it as soon as it is connected."""
+
 
 def serve(
     run: Callable[[list[str]], None],
@@ -70,9 +73,14 @@ def serve(
 
 def _answer(connection: socket.socket, run: Callable[[list[str]], None]) -> bool:
     """Runs the requested stage; returns True if the worker can run another one."""
-    text, descriptors = client.receive(connection)
+    connection.settimeout(REQUEST_SECONDS)
+    try:
+        text, descriptors = client.receive(connection)
+    except TimeoutError:
+        text = b""
     if not text:
         return True
+    connection.settimeout(None)
     request = json.loads(text)
     answered = threading.Event()
     threading.Thread(target=_end_with_client, args=(connection, answered), daemon=True).start()

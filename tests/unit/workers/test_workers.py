@@ -137,6 +137,14 @@ def test_a_long_request_arrives_in_pieces(shared_worker) -> None:
     assert run_when_ready([*HELP, "--prompts", "x" * 1_000_000]) == 0
 
 
+def test_a_request_that_stops_half_way_does_not_stop_the_worker(worker) -> None:
+    with socket.socket(socket.AF_UNIX) as connection:
+        client.with_short_path(connection.connect, str(Path(os.environ[client.FOLDER]) / "sampler-0.sock"))
+        connection.send(b'{"words": [')
+        assert client.run_stage(HELP) == 0
+        assert connection.recv(1) == b""
+
+
 def test_the_output_of_a_stage_goes_to_its_client(worker) -> None:
     command = [sys.executable, "-m", "rloo_pipeline", *HELP]
     outcome = subprocess.run(command, capture_output=True, text=True, check=True)
