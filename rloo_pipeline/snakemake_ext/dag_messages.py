@@ -1,7 +1,7 @@
 """Filters Snakemake's messages, since some of them mark moments for which there is no hook."""
 
 import logging
-from functools import partial
+from collections.abc import Callable
 
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
@@ -11,18 +11,13 @@ from rloo_pipeline.snakemake_ext import adoption, lost_metadata
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
 
-def listen(call: SnakemakeCall) -> None:
-    """Adds the filter to Snakemake's logger."""
-    if call.main:
-        logger.addFilter(partial(on_message, call))
-
-
-def on_message(call: SnakemakeCall, record: logging.LogRecord) -> bool:
+def on_message(call: SnakemakeCall, start: Callable[[], None], record: logging.LogRecord) -> bool:
     """Filters a message. Runs in the thread that logs.
 
-    Before the DAG is built, turns on `--rerun-incomplete` and guards Snakemake's records. If the folder is locked,
-    names the owner instead of advising to unlock it. If no job is left to run, looks for files that were made with
-    another configuration.
+    Before the DAG is built, turns on `--rerun-incomplete`, guards Snakemake's records, and has `start` called before
+    the Snakefile's own `onstart`; Snakemake would not call that of a module. If the folder is locked, names the owner
+    instead of advising to unlock it. If no job is left to run, looks for files that were made with another
+    configuration.
 
     Raises:
         WorkflowError: no job is left to run, although a file does not match the configuration.
@@ -32,6 +27,8 @@ def on_message(call: SnakemakeCall, record: logging.LogRecord) -> bool:
         call.workflow.dag_settings.force_incomplete = True
         lost_metadata.ignore_damaged_records(call.workflow.persistence)
         adoption.take_all(call)
+        onstart = call.workflow._onstart
+        call.workflow._onstart = lambda log: (start(), onstart(log))
         call.waits.enter_context(announcing("Snakemake is building the DAG", logger.info))
     if "Directory cannot be locked" in message and call.owner:
         record.msg = f"Error: {call.owner}"

@@ -180,10 +180,6 @@ def scoring_memory(wildcards, attempt):
     return RUNS.of(wildcards).scoring.memory_mb * attempt
 
 
-onstart:
-    snakemake_ext.start()
-
-
 onerror:
     CONTROLLER.fail()
 

@@ -45,7 +45,7 @@ from rloo_pipeline.snakemake_ext.snakemake_call import shortened
 def controller(is_module: bool = False, executor: str = "local", **settings: Any) -> Controller:
     """One whose workflow has two rules."""
     controller = object.__new__(Controller)
-    controller.waits, controller.before, controller.planned = ExitStack(), {}, False
+    controller.waits, controller.planned = ExitStack(), False
     controller.main, controller.is_module, controller.several_nodes = True, is_module, False
     controller.alone, controller.owner = True, ""
     controller.workflow = SimpleNamespace(
@@ -186,7 +186,7 @@ def test_a_dry_run_says_what_a_run_would_refuse_and_takes_no_lock(monkeypatch, s
     for name in ("find_all_jobs", "prepare_jobs"):
         monkeypatch.setattr(planning, name, lambda: None)
     for part in (call_checks, dag_messages):
-        monkeypatch.setattr(part, "logger", SimpleNamespace(addFilter=lambda _: None, warning=said.append))
+        monkeypatch.setattr(part, "logger", SimpleNamespace(warning=said.append))
     monkeypatch.setattr(locks, "hold", lambda *_: pytest.fail("the lock was taken"))
     workflow, run = starting.workflow, Path("results/mini")
     workflow.output_settings, workflow.dryrun = SimpleNamespace(dryrun=True), False
@@ -266,8 +266,12 @@ def test_what_snakemake_says_before_and_instead_of_a_dag(starting) -> None:
     starting.alone, starting.owner = False, "here process 1 is at work on it"
     starting.workflow.dag_settings = SimpleNamespace(force_incomplete=False)
     starting.workflow.persistence = SimpleNamespace(_io_read=None)
+    started = list[str]()
+    starting.workflow._onstart = started.append
     said = [logging.makeLogRecord({"msg": text}) for text in ("Building DAG of jobs...", str(LockException()))]
-    assert all(dag_messages.on_message(starting, record) for record in said)
+    assert all(dag_messages.on_message(starting, lambda: started.append("ours"), record) for record in said)
+    starting.workflow._onstart("the Snakefile's own")
+    assert started == ["ours", "the Snakefile's own"]
     assert starting.workflow.dag_settings.force_incomplete
     assert said[1].msg == "Error: here process 1 is at work on it"
 
