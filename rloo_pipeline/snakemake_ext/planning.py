@@ -20,7 +20,7 @@ from typing import Any
 
 from rloo_pipeline.runtime import guard, scratch
 from rloo_pipeline.runtime.environment import prepare_jobs
-from rloo_pipeline.snakemake_ext.logger import is_only_one
+from rloo_pipeline.snakemake_ext.logger import displays, is_only_one
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
 
@@ -38,8 +38,8 @@ def prepare(call: SnakemakeCall) -> None:
     gc.set_threshold(1_000_000)
     atexit.register(gc.freeze)  # also when the process ends
     find_all_jobs()
-    if call.dry_run and is_only_one(call):
-        report_briefly()
+    if call.dry_run:
+        report_briefly(call)
     prepare_jobs()
 
 
@@ -101,34 +101,24 @@ def _functions(rule: Any) -> Iterator[Any]:
             yield value
 
 
-def report_briefly() -> None:
-    """Makes a dry run report only the first job of each rule in full; other jobs get just the fields that `rloo` shows.
+def report_briefly(call: SnakemakeCall) -> None:
+    """Gives the jobs of a dry run to the display. If it is the only logger, Snakemake itself reports just the first job
+    of each rule.
 
     The command of that first job is formatted, so mistakes in a rule's command are still found.
     """
     from snakemake.jobs import Job
-    from snakemake.logging import logger
-    from snakemake_interface_logger_plugins.common import LogEvent
 
-    report_fully = Job.log_info
-    if report_fully.__module__ == __name__:
+    report = Job.log_info
+    if report.__module__ == __name__:
         return
     seen: set[str] = set()
 
     def log_info(job: Any, *options: Any, **named: Any) -> None:
-        if job.rule.name not in seen:
+        for display in displays(call):
+            display.planned_jobs.append(job)
+        if job.rule.name not in seen or not is_only_one(call):
             seen.add(job.rule.name)
-            report_fully(job, *options, **named)
-            return
-        shown = {
-            "event": LogEvent.JOB_INFO,
-            "jobid": job.jobid,
-            "rule_name": job.rule.name,
-            "wildcards": job.wildcards_dict,
-            "log": job.log,
-            "reason": str(job.dag.reason(job)),
-            "output": job.output,
-        }
-        logger.info(None, extra=shown)
+            report(job, *options, **named)
 
     Job.log_info = log_info
