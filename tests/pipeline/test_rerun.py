@@ -68,10 +68,6 @@ def gates(rounds: range) -> set[str]:
 SECOND_ROUND = gates(range(1, 2)) | sampled(range(2, 3)) | of_rounds(("scores", "reference"), range(2, 3)) | pages()
 
 
-def test_nothing_changed_nothing_runs(finished) -> None:
-    assert finished.planned() == set()
-
-
 def test_more_rounds_run_the_new_rounds_only(finished) -> None:
     new = range(3, 5)
     assert (
@@ -290,6 +286,18 @@ def test_with_a_lag_a_gate_trains_nothing_more_and_what_was_sampled_ahead_is_cou
     assert "Rollouts of 1 later round(s), sampled ahead by rollout.lag, stay unused." in output
 
 
+def test_settings_that_change_no_result_run_nothing(finished) -> None:
+    """Where an engine runs, what an update needs of a machine, and what lets a reward fail: a run that ran out of memory
+    or ended at a bad row continues with them.
+    """
+    changes = {
+        "vllm": {"kv_cache_gib": 2},
+        "deepspeed": {"max_tokens_per_micro_batch": 64, "gradient_checkpointing": True, "threads": 2},
+        "rewards": [reward | {"on_error": "none", "concurrency": 2} for reward in mini()["rewards"]],
+    }
+    assert finished.planned(**changes) == set()
+
+
 def test_a_comment_in_the_config_runs_nothing(finished) -> None:
     path = finished.configure()
     commented = "# a comment\n" + path.read_text()
@@ -299,26 +307,10 @@ def test_a_comment_in_the_config_runs_nothing(finished) -> None:
     assert "Nothing to be done" in outcome.stdout + outcome.stderr
 
 
-def test_where_an_engine_runs_is_no_reason_to_sample_again(finished) -> None:
-    assert finished.planned(vllm={"kv_cache_gib": 2}) == set()
-
-
-def test_what_an_update_needs_of_a_machine_is_no_reason_to_train_again(finished) -> None:
-    """A run that ran out of memory continues with settings that need less."""
-    less = {"max_tokens_per_micro_batch": 64, "gradient_checkpointing": True, "threads": 2}
-    assert finished.planned(deepspeed=less) == set()
-
-
 def test_how_an_update_adds_up_gradients_trains_again_and_so_does_sft(finished) -> None:
     rounds = gates(range(1, 2)) | sampled() | of_rounds(("scores", "reference")) | updates() | pages()
     planned = finished.planned(deepspeed={"zero_stage": 1})
     assert planned == {"policies/00000"} | rounds | WARM | FINAL | REPORT | CHECKS
-
-
-def test_what_lets_a_reward_fail_is_no_reason_to_score_again(finished) -> None:
-    """A run that ended at a bad row continues after it."""
-    rewards = [reward | {"on_error": "none", "concurrency": 2} for reward in mini()["rewards"]]
-    assert finished.planned(rewards=rewards) == set()
 
 
 FORMULA = "(ratio.detach() * actions).sum(-1) / count", "(ratio.detach() * actions).sum(-1) / (count + 1)"
