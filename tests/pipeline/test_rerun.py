@@ -287,8 +287,8 @@ def test_with_a_lag_a_gate_trains_nothing_more_and_what_was_sampled_ahead_is_cou
 
 
 def test_settings_that_change_no_result_run_nothing(finished) -> None:
-    """Where an engine runs, what an update needs of a machine, and what lets a reward fail: a run that ran out of memory
-    or ended at a bad row continues with them.
+    """Where an engine runs, what an update needs of a machine, what lets a reward fail: a run that ran out of memory or
+    ended at a bad row continues with them.
     """
     changes = {
         "vllm": {"kv_cache_gib": 2},
