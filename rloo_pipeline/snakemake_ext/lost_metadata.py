@@ -37,7 +37,7 @@ def kept(call: SnakemakeCall) -> str | None:
 def settle_functions(call: SnakemakeCall) -> None:
     """Copies the user's functions, unless the user has to choose first; see `EditedFunctions.settle`."""
     call.functions.settle(call.workflow)
-    if notice := call.functions.notice():
+    if call.functions.keeps and (notice := call.functions.notice()):
         logger.info(notice)
 
 

@@ -112,12 +112,12 @@ def report_briefly(call: SnakemakeCall) -> None:
     report = Job.log_info
     if report.__module__ == __name__:
         return
-    seen: set[str] = set()
+    shown, only_there, seen = displays(call), is_only_one(call), set[str]()
 
     def log_info(job: Any, *options: Any, **named: Any) -> None:
-        for display in displays(call):
+        for display in shown:
             display.planned_jobs.append(job)
-        if job.rule.name not in seen or not is_only_one(call):
+        if job.rule.name not in seen or not only_there:
             seen.add(job.rule.name)
             report(job, *options, **named)
 
