@@ -100,7 +100,7 @@ def starting(monkeypatch, tmp_path) -> Controller:
     monkeypatch.setattr(call_checks.inputs, "require", lambda _: [])
     Path("mine.yaml").write_text(yaml.safe_dump(mini()))
     slurm = controller(executor="rloo-slurm")
-    slurm.functions = SimpleNamespace(kept=lambda _: None, settle=lambda _: None, keeps=False)
+    slurm.functions = SimpleNamespace(kept=lambda _: None, settle=lambda _: None, keeps=False, notice=lambda: None)
     slurm.results, slurm.workflow.local_exec = Path("results"), False
     slurm.workflow.dag, slurm.workflow.scheduler = SimpleNamespace(jobs=[], needrun_jobs=list), SimpleNamespace()
     slurm.workflow.storage_settings = SimpleNamespace(shared_fs_usage=SharedFSUsage.all())
