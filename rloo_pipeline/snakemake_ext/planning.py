@@ -21,6 +21,7 @@ from typing import Any
 from rloo_pipeline.runtime import guard, scratch
 from rloo_pipeline.runtime.environment import prepare_jobs
 from rloo_pipeline.snakemake_ext.logger import displays, is_only_one
+from rloo_pipeline.snakemake_ext.replacing import replaces
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
 
@@ -48,18 +49,13 @@ def find_all_jobs() -> None:
     import snakemake.api  # noqa: F401 - must be imported before snakemake.dag
     from snakemake.dag import DAG
 
-    search = DAG.bfs
-    if search.__module__ == __name__:
-        return
-
-    def bfs(self: Any, direction: Any, *jobs: Any, **options: Any) -> Iterator[Any]:
+    @replaces(DAG, "bfs")
+    def bfs(search: Any, self: Any, direction: Any, *jobs: Any, **options: Any) -> Iterator[Any]:
         # only for update_needrun; --omit-from makes the same call with another meaning
         if direction is self.depending and not options and not (self.omitrules or self.omitfiles):
             return _jobs_that_follow(direction, *jobs)
         everywhere: Iterator[Any] = search(self, direction, *jobs, **options)
         return everywhere
-
-    DAG.bfs = bfs
 
 
 def _jobs_that_follow(depending: Any, *jobs: Any) -> Iterator[Any]:
@@ -109,16 +105,12 @@ def report_briefly(call: SnakemakeCall) -> None:
     """
     from snakemake.jobs import Job
 
-    report = Job.log_info
-    if report.__module__ == __name__:
-        return
     shown, only_there, seen = displays(call), is_only_one(call), set[str]()
 
-    def log_info(job: Any, *options: Any, **named: Any) -> None:
+    @replaces(Job, "log_info")
+    def log_info(report: Any, job: Any, *options: Any, **named: Any) -> None:
         for display in shown:
             display.planned_jobs.append(job)
         if job.rule.name not in seen or not only_there:
             seen.add(job.rule.name)
             report(job, *options, **named)
-
-    Job.log_info = log_info
