@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from rloo_pipeline.snakemake_ext.controller import Controller
 
 
-_controllers: list[Controller] = []
-
-
 def install(workflow: Any, runs: RunSet) -> tuple[RunSet, Controller]:
     """Prepares a Snakemake process for a run, or for the runs of an experiment.
 
@@ -41,9 +38,9 @@ def install(workflow: Any, runs: RunSet) -> tuple[RunSet, Controller]:
     controller = Controller(workflow, runs)
     with _file_errors_explained():
         controller.prepare()
-    _controllers.append(controller)
     if controller.main:
-        logger.addFilter(partial(dag_messages.on_message, controller, partial(_start, controller)))
+        hooks = partial(_start, controller), controller.fail
+        logger.addFilter(partial(dag_messages.on_message, controller, hooks))
     return controller.runs, controller
 
 
@@ -78,14 +75,3 @@ def _start(controller: Controller) -> None:
             controller.start()
     except UserError as error:
         raise WorkflowError(str(error)) from None
-
-
-def fail() -> None:
-    """To be called in `onerror` of a Snakefile that uses this workflow as a module, because Snakemake does not call the
-    module's own hook. A run that a gate has ended then gets its evaluation and report.
-
-    Raises:
-        SystemExit: with status 0 on success.
-    """
-    for controller in _controllers:
-        controller.fail()

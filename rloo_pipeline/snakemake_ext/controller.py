@@ -1,8 +1,6 @@
 """Defines what a Snakemake process does besides running jobs: tables of steps, one per moment, taken in order.
 
-workflow/rules/common.smk calls `install` once, and `fail` in Snakemake's `onerror`. Snakemake does not call that hook
-if the workflow is used as a `module:`, but the Snakefile can call it (`rloo init` writes one that does). If it does
-not, a run that a gate ended is finished by a call with `rounds` set to the round it reached.
+workflow/rules/common.smk calls `install` once, which has `start` and `fail` called (`dag_messages.py`).
 """
 
 from collections.abc import Callable, Iterable

@@ -10,14 +10,21 @@ from rloo_pipeline.runtime.progress import announcing
 from rloo_pipeline.snakemake_ext import adoption, lost_metadata
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
+Hooks = tuple[Callable[[], None], Callable[[], None]]
 
-def on_message(call: SnakemakeCall, start: Callable[[], None], record: logging.LogRecord) -> bool:
+
+def on_message(call: SnakemakeCall, hooks: Hooks, record: logging.LogRecord) -> bool:
     """Filters a message. Runs in the thread that logs.
 
-    Before the DAG is built, turns on `--rerun-incomplete`, guards Snakemake's records, and has `start` called before
-    the Snakefile's own `onstart`; Snakemake would not call that of a module. If the folder is locked, names the owner
-    instead of advising to unlock it. If no job is left to run, looks for files that were made with another
-    configuration.
+    Before the DAG is built, turns on `--rerun-incomplete`, guards Snakemake's records, and has the hooks called before
+    the Snakefile's own `onstart` and `onerror`; Snakemake would not call those of a module. If the folder is locked,
+    names the owner instead of advising to unlock it. If no job is left to run, looks for files that were made with
+    another configuration.
+
+    Args:
+        call: this process.
+        hooks: called before the first job, and after a job failed.
+        record: the message.
 
     Raises:
         WorkflowError: no job is left to run, although a file does not match the configuration.
@@ -27,8 +34,9 @@ def on_message(call: SnakemakeCall, start: Callable[[], None], record: logging.L
         call.workflow.dag_settings.force_incomplete = True
         lost_metadata.ignore_damaged_records(call.workflow.persistence)
         adoption.take_all(call)
-        onstart = call.workflow._onstart
+        (start, fail), onstart, onerror = hooks, call.workflow._onstart, call.workflow._onerror
         call.workflow._onstart = lambda log: (start(), onstart(log))
+        call.workflow._onerror = lambda log: (fail(), onerror(log))
         call.waits.enter_context(announcing("Snakemake is building the DAG", logger.info))
     if "Directory cannot be locked" in message and call.owner:
         record.msg = f"Error: {call.owner}"

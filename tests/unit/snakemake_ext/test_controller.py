@@ -266,12 +266,14 @@ def test_what_snakemake_says_before_and_instead_of_a_dag(starting) -> None:
     starting.alone, starting.owner = False, "here process 1 is at work on it"
     starting.workflow.dag_settings = SimpleNamespace(force_incomplete=False)
     starting.workflow.persistence = SimpleNamespace(_io_read=None)
-    started = list[str]()
-    starting.workflow._onstart = started.append
+    called = list[str]()
+    starting.workflow._onstart = starting.workflow._onerror = called.append
     said = [logging.makeLogRecord({"msg": text}) for text in ("Building DAG of jobs...", str(LockException()))]
-    assert all(dag_messages.on_message(starting, lambda: started.append("ours"), record) for record in said)
-    starting.workflow._onstart("the Snakefile's own")
-    assert started == ["ours", "the Snakefile's own"]
+    hooks = lambda: called.append("our start"), lambda: called.append("our end")
+    assert all(dag_messages.on_message(starting, hooks, record) for record in said)
+    starting.workflow._onstart("the Snakefile's start")
+    starting.workflow._onerror("the Snakefile's end")
+    assert called == ["our start", "the Snakefile's start", "our end", "the Snakefile's end"]
     assert starting.workflow.dag_settings.force_incomplete
     assert said[1].msg == "Error: here process 1 is at work on it"
 

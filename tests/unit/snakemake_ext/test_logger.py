@@ -173,7 +173,7 @@ def test_a_call_that_is_refused_though_no_job_is_left_ends_with_one_sentence(tmp
     monkeypatch.setattr(lost_metadata, "kept", lambda _: "a file was replaced")
     record = logging.makeLogRecord({"msg": "Nothing to be done."})
     with pytest.raises(WorkflowError) as refusal:
-        dag_messages.on_message(SimpleNamespace(workflow=SimpleNamespace(dryrun=False)), lambda: None, record)
+        dag_messages.on_message(SimpleNamespace(workflow=SimpleNamespace(dryrun=False)), (print, print), record)
     call.event(format_exception_to_string(refusal.value), logging.ERROR, event=LogEvent.ERROR)
     assert capfd.readouterr().err.splitlines()[-1] == "Error: a file was replaced"
 
