@@ -56,29 +56,15 @@ class Plan(NamedTuple):
     """
 
 
-class _Watch:
-    """Prints Snakemake's output, counts finished jobs, and notes if all are finished, since a Snakemake process that is
-    stopped exits with an error even then.
+def _pass_on(lines: IO[str], finished: list[bool]) -> None:
+    """Prints Snakemake's output, and adds each finished job to `finished`, True for the last one: a Snakemake process
+    that is stopped exits with an error even then.
     """
-
-    def __init__(self, lines: IO[str]) -> None:
-        self.finished = 0
-        self.complete = False
-        self._lines = lines
-        self._thread = Thread(target=self._read, daemon=True)
-        self._thread.start()
-
-    def _read(self) -> None:
-        for line in self._lines:
-            # a line of Snakemake itself, or of our logger plugin `rloo`
-            if counts := re.match(r"(\d+) of (\d+) (?:steps \(|jobs done: )", line):
-                self.finished += 1
-                self.complete = counts[1] == counts[2]
-            _print(line)
-
-    def close(self) -> None:
-        """Waits until all output has been read."""
-        self._thread.join(10)
+    for line in lines:
+        # a line of Snakemake itself, or of our logger plugin `rloo`
+        if counts := re.match(r"(\d+) of (\d+) (?:steps \(|jobs done: )", line):
+            finished.append(counts[1] == counts[2])
+        _print(line)
 
 
 def work(plan: Plan) -> None:
@@ -103,11 +89,12 @@ def work(plan: Plan) -> None:
         text=True,
         errors="replace",
     )
-    assert snakemake.stdout
-    watch = _Watch(snakemake.stdout)
+    finished = list[bool]()
+    reader = Thread(target=_pass_on, args=(snakemake.stdout, finished), daemon=True)
+    reader.start()
     stopping = _wait(snakemake, plan, end, margin, shell)
-    watch.close()
-    done = snakemake.returncode == 0 or watch.complete
+    reader.join(10)
+    done = snakemake.returncode == 0 or finished[-1:] == [True]
     # SLURM is ending the job and kills this process or, without cgroups, only its shell
     if (terminations or os.getppid() != shell) and not done:
         deadline = time.monotonic() + 300
@@ -121,11 +108,11 @@ def work(plan: Plan) -> None:
     elif not stopping:
         _leave(plan, "failed", "Snakemake ended with an error, see above")
         sys.exit(1)
-    elif not watch.finished:
+    elif not finished:
         _leave(plan, "failed", "no stage was finished in a whole allocation: submit with a longer --time")
         sys.exit(1)
     else:
-        _leave(plan, "requeued", f"{watch.finished} stages finished; the job is requeued for the rest")
+        _leave(plan, "requeued", f"{len(finished)} stages finished; the job is requeued for the rest")
         _ask(slurm.requeue, number)
         while not terminations:  # SLURM ends the job
             time.sleep(0.5)

@@ -6,7 +6,7 @@ flight.
 **How a gate ends a run.** The rule `gate` stands between round r and the rollouts of round r+1. It writes
 `rounds/r/diagnosis.json`. If a symptom with the action `stop` shows, it writes `stopped.json`, prints one sentence and
 fails. It has no other output that Snakemake would delete, so every policy, table and trainer state stays. The
-workflow's `onerror` then calls Snakemake again with `rounds=r`, because a stopped run *is* a run of r rounds: the
+workflow then calls Snakemake again with `rounds=r`, because a stopped run *is* a run of r rounds: the
 ordinary rules evaluate policy r and make the report, on the same cluster. To continue the run, repeat the command with
 the gate set to `warn` or with a cure in the configuration; the run is extended like any other.
 

@@ -4,18 +4,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rloo_pipeline.report.jobs import Cost
-from rloo_pipeline.stages.table import ROWS
+from rloo_pipeline.stages.table import PICTURE, ROWS
 
 WIDTH, HEIGHT = 126, 48
 STEP = 152
 """Distance between columns."""
 MARGIN = 12
-PLACES = {row.rule: row.box for row in ROWS if row.box}
+PLACES = {rule: (column, y) for rule, (column, y, _) in PICTURE.items()}
 """Column and vertical position of each rule's box. Columns without boxes are skipped."""
-IN_ROUNDS = {row.rule for row in ROWS if row.box and row.phase == "round" and not row.local}
-ALWAYS = {row.rule for row in ROWS if row.box and row.when is None}
+IN_ROUNDS = {row.rule for row in ROWS if row.rule in PICTURE and row.phase == "round" and not row.local}
+ALWAYS = {row.rule for row in ROWS if row.rule in PICTURE and row.when is None}
 """Rules that are always shown. Other rules are left out if the run had no jobs for them."""
-ARROWS = [(before, row.rule) for row in ROWS for before in row.after]
+ARROWS = [(before, rule) for rule, (*_, befores) in PICTURE.items() for before in befores]
 BY_REFILL = {("score", "update"), ("score", "pass_rates")}
 """Arrows that are left out if a refill comes in between."""
 

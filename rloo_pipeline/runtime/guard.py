@@ -11,6 +11,7 @@ what stops stages from running with them.
 import csv
 import inspect
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -75,25 +76,21 @@ def require(distribution: str) -> None:
 
 def is_installed(distribution: str) -> bool:
     """True if a library in PINS is installed; Liger's kernels, for example, are installed only for GPUs."""
-    try:
-        _installed(distribution)
-    except PackageNotFoundError:
-        return False
-    return True
+    return _installed_name(distribution) is not None
+
+
+def _installed_name(distribution: str) -> str | None:
+    """The name under which a library in PINS is installed; None if it is not."""
+    for name in filter(None, (distribution, PINS[distribution].alternative)):
+        with suppress(PackageNotFoundError):
+            version(name)
+            return name
+    return None
 
 
 def _installed(distribution: str) -> str:
     """The installed version, without the name of a local build."""
-    return version(_name(distribution)).partition("+")[0]
-
-
-def _name(distribution: str) -> str:
-    """The name of the distribution that is installed."""
-    try:
-        version(distribution)
-    except PackageNotFoundError:
-        return PINS[distribution].alternative or distribution
-    return distribution
+    return version(_installed_name(distribution) or distribution).partition("+")[0]
 
 
 def _is_patch(distribution: str) -> bool:
@@ -152,7 +149,7 @@ def _unmet(distribution: str) -> Iterator[str]:
     """Yields the unmet requirements on torch and on libraries in PINS, one clause each."""
     from packaging.requirements import Requirement
 
-    for line in requires(_name(distribution)) or ():
+    for line in requires(_installed_name(distribution) or distribution) or ():
         asked = Requirement(line.replace("+cpu", ""))  # a build of torch that PyPI lacks
         if asked.name in (*PINS, "torch") and (asked.marker is None or asked.marker.evaluate()):
             found = version(asked.name)

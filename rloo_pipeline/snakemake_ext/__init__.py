@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,6 @@ from rloo_pipeline.errors import OF_FILES, UserError, explain
 
 if TYPE_CHECKING:
     from rloo_pipeline.snakemake_ext.controller import Controller
-
-
-_controllers: list[Controller] = []
 
 
 def install(workflow: Any, runs: RunSet) -> tuple[RunSet, Controller]:
@@ -32,14 +30,17 @@ def install(workflow: Any, runs: RunSet) -> tuple[RunSet, Controller]:
     Raises:
         UserError: something that the run needs is missing.
     """
+    from snakemake.logging import logger
+
+    from rloo_pipeline.snakemake_ext import dag_messages
     from rloo_pipeline.snakemake_ext.controller import Controller
 
     controller = Controller(workflow, runs)
     with _file_errors_explained():
         controller.prepare()
-    _controllers.append(controller)
-    if controller.is_module and not controller.alone:  # a Snakefile without hooks would run beside the lock's owner
-        workflow._onstart = lambda _: start()
+    if controller.main:
+        hooks = partial(_start, controller), controller.fail
+        logger.addFilter(partial(dag_messages.on_message, controller, hooks))
     return controller.runs, controller
 
 
@@ -61,9 +62,8 @@ def _file_errors_explained() -> Iterator[None]:
         raise UserError(explain(error)) from None
 
 
-def start() -> None:
-    """To be called in `onstart` of a Snakefile that uses this workflow as a module, because Snakemake does not call the
-    module's own hook.
+def _start(controller: Controller) -> None:
+    """Prepares a run before its first job.
 
     Raises:
         WorkflowError: the run cannot work as configured.
@@ -72,18 +72,6 @@ def start() -> None:
 
     try:
         with _file_errors_explained():
-            for controller in _controllers:
-                controller.start()
+            controller.start()
     except UserError as error:
         raise WorkflowError(str(error)) from None
-
-
-def fail() -> None:
-    """To be called in `onerror` of such a Snakefile, so that a run that a gate has ended gets its evaluation and
-    report.
-
-    Raises:
-        SystemExit: with status 0 on success.
-    """
-    for controller in _controllers:
-        controller.fail()

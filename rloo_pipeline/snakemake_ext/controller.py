@@ -1,9 +1,6 @@
 """Defines what a Snakemake process does besides running jobs: tables of steps, one per moment, taken in order.
 
-workflow/rules/common.smk calls `install` once; `start` and `fail` are Snakemake's `onstart` and `onerror`. Snakemake
-does not call these hooks if the workflow is used as a `module:`, but the Snakefile can call them (`rloo init` writes
-one that does). If it does not, AS_MODULE writes the configuration, stages start their own engines, and a run that a
-gate ended is finished by a call with `rounds` set to the round it reached.
+workflow/rules/common.smk calls `install` once, which has `start` and `fail` called (`dag_messages.py`).
 """
 
 from collections.abc import Callable, Iterable
@@ -11,7 +8,6 @@ from collections.abc import Callable, Iterable
 from rloo_pipeline.snakemake_ext import (
     adoption,
     call_checks,
-    dag_messages,
     early_stop,
     locks,
     logger,
@@ -37,21 +33,12 @@ BEFORE_PLANNING: Steps = (
     shared_cache.make_safe,
     removal.rename_first,
     call_checks.require_packages,
-    dag_messages.listen,
     call_checks.warn_in_dry_run,
     slurm_job_steps.keep_slurm_conf,
     slurm_job_steps.requeue_preempted,
     locks.hold_run,
 )
 """Steps while the Snakefile is read, in all processes."""
-
-AS_MODULE: Steps = (
-    early_stop.refuse_fewer_rounds,
-    lost_metadata.note_configs,
-    lost_metadata.settle_functions,
-    run_folders.write_configs,
-)
-"""Steps after these for a workflow that is used as a module, in the process that holds the run's lock."""
 
 RULES_READ: Steps = (
     call_checks.refuse_unknown_rules,
@@ -90,19 +77,16 @@ class Controller(SnakemakeCall):
     def prepare(self) -> None:
         """Takes the steps before Snakemake plans."""
         self._take(BEFORE_PLANNING)
-        if self.alone and self.is_module:
-            self._take(AS_MODULE)
 
     def rules_read(self) -> None:
         """Takes the steps after all rules are read."""
         self._take(RULES_READ)
 
     def start(self) -> None:
-        """Takes the steps before the first job."""
+        """Takes the steps before the first job, in the main process."""
         self.waits.close()
         self.planned = True
-        if self.main:
-            self._take(BEFORE_RUNNING)
+        self._take(BEFORE_RUNNING)
 
     def fail(self) -> None:
         """Takes the steps after a job failed.

@@ -1,38 +1,34 @@
 """Explains the jobs of a dry run: why they would run, and how long they will take.
 
-Snakemake's 3.5 kB of parameters become `report.title: A → B: 1 job`. Snakemake gives the reason for a job as one
-string, which is parsed here (`Reason.__str__` in snakemake/jobs.py and `ParamsChange.__str__` in
-snakemake/persistence). The time is estimated from jobs of the same kind in the same run.
+Snakemake's 3.5 kB of parameters become `report.title: A → B: 1 job`. The reasons for a job are its `Reason`
+(snakemake/jobs.py). The time is estimated from jobs of the same kind in the same run.
 """
 
 import ast
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from rloo_pipeline.errors import counted
 from rloo_pipeline.judging.run_files import stopped_after
 from rloo_pipeline.report import jobs as report_jobs
 from rloo_pipeline.report.jobs import JobRecord
 from rloo_pipeline.report.live_run import clock
+from rloo_pipeline.snakemake_ext.failures import RULES
 
-PARAMS = re.compile(
-    r"Params have changed since last execution: Union of exclusive params before and now across all output: "
-    r"(?P<changes>before: .* now: .*?) ?(?=; Software environment definition|$)",
-    re.DOTALL,
-)
-NOTHING = "<nothing exclusive>"
-SENTENCES = (
-    ("Forced execution", "asked for by --force, --forceall or --forcerun"),
-    ("Missing output files", "output missing"),
-    ("Incomplete output files", "output incomplete"),
-    ("Set of input files has changed", "other input files than in the last run"),
-    ("Code has changed", "the rule has changed"),
-    ("Software environment definition has changed", "the image has changed"),
-)
+FORCED = "asked for by --force, --forceall or --forcerun"
+SENTENCES = {
+    "missing_output": "output missing",
+    "incomplete_output": "output incomplete",
+    "input_changed": "other input files than in the last run",
+    "code_changed": "the rule has changed",
+    "software_stack_changed": "the image has changed",
+}
+"""Attribute of Snakemake's `Reason` → words."""
 FOLLOWS = "depends on a job that runs again"
 LONGEST_VALUE = 60
 """Maximum number of characters of a value that are shown."""
@@ -41,21 +37,11 @@ MOST_CHANGES = 4
 ALL_ROUNDS = 99_999
 
 
-class PlannedJob(NamedTuple):
-    """A job of a dry run."""
-
-    rule: str
-    reason: str
-    """Why Snakemake runs the job, in its own words."""
-    log: str | None = None
-    """The job's log, if it writes one."""
-
-
-def lines(jobs: Sequence[PlannedJob], runs: Sequence[Path]) -> Iterator[str]:
+def lines(jobs: Sequence[Any], runs: Sequence[Path]) -> Iterator[str]:
     """Yields the lines to print about the jobs of a dry run; none without jobs.
 
     Args:
-        jobs: the jobs.
+        jobs: Snakemake's jobs.
         runs: folders of the runs that they belong to.
     """
     if not jobs:
@@ -63,7 +49,7 @@ def lines(jobs: Sequence[PlannedJob], runs: Sequence[Path]) -> Iterator[str]:
     yield f"{counted(len(jobs), 'job')} would run:"
     yield from (f"  {line}" for line in explain(jobs))
     by_name = {str(run): run for run in runs}
-    logs = ((by_name.get(job.log.partition("/logs/")[0]), job.log) for job in jobs if job.log)
+    logs = ((by_name.get(job.log[0].partition("/logs/")[0]), job.log[0]) for job in jobs if job.log)
     for run in runs:
         if (last := stopped_after(run)) is not None:
             yield f"{run}: a gate ended it after round {last}; later rounds run only if it lets them."
@@ -71,14 +57,15 @@ def lines(jobs: Sequence[PlannedJob], runs: Sequence[Path]) -> Iterator[str]:
     yield "--logger-rloo-plain shows each job with its files and its command."
 
 
-def explain(jobs: Iterable[PlannedJob]) -> list[str]:
+def explain(jobs: Iterable[Any]) -> list[str]:
     """One line per reason, with the number and the rules of its jobs.
 
     A job that has its own reason to run is counted there, not among those that depend on other jobs.
     """
     rules: dict[str, Counter[str]] = defaultdict(Counter)
     for job in jobs:
-        rules["; ".join(_reasons(job.reason)) or FOLLOWS][job.rule] += 1
+        why = "; ".join(_reasons(job.dag.reason(job))) or FOLLOWS
+        rules[why][RULES.get(job.rule.name, job.rule.name)] += 1
     in_order = sorted(rules.items(), key=lambda jobs: jobs[0] == FOLLOWS)
     return [f"{why}: {counted(count.total(), 'job')} ({_names(count)})" for why, count in in_order]
 
@@ -87,35 +74,28 @@ def _names(rules: Counter[str]) -> str:
     return ", ".join(name if count == 1 else f"{name} ×{count}" for name, count in rules.items())
 
 
-def _reasons(reason: str) -> Iterator[str]:
+def _reasons(reason: Any) -> Iterator[str]:
     """The reasons for one job in words, without the reason that it depends on a job that runs again."""
-    params = PARAMS.search(reason)
-    rest = PARAMS.sub("", reason)
-    yield from (text for start, text in SENTENCES if re.search(rf"(?:^|; ){start}", rest))
-    if newer := re.search(r"(?:^|; )Updated input files: ([^;]+)", rest):
-        yield f"newer input {_shortened(newer[1])}"
-    if params:
-        changes = list(_changes(params["changes"]))
+    if reason.forced:
+        yield FORCED
+        return
+    yield from (text for name, text in SENTENCES.items() if getattr(reason, name))
+    if newer := reason.updated_input - reason.updated_input_run:
+        yield f"newer input {_shortened(', '.join(sorted(newer)))}"
+    if reason.params_changed:
+        changes = _changes(reason.params_changed)
         yield ", ".join(changes[:MOST_CHANGES])
         if len(changes) > MOST_CHANGES:
             yield f"{len(changes) - MOST_CHANGES} more keys"
 
 
-def _changes(text: str) -> Iterator[str]:
-    """Parses the differences in `before: A,B now: C,D`, which are lists of parameters in Python syntax."""
-    sides = text.removeprefix("before: ").split(" now: ")
-    for cut in range(1, len(sides)):
-        try:
-            before, now = (_literals(" now: ".join(half)) for half in (sides[:cut], sides[cut:]))
-        except (ValueError, SyntaxError, MemoryError):
-            continue
-        yield from list(_differences(before, now)) or ["other parameters"]
-        return
-    yield "other parameters"
-
-
-def _literals(text: str) -> list[Any]:
-    return [] if text.strip() == NOTHING else list(ast.literal_eval(f"[{text}]"))
+def _changes(params: Any) -> list[str]:
+    """The differences between parameters, which Snakemake keeps in Python syntax."""
+    with suppress(ValueError, SyntaxError, MemoryError):
+        before, now = (list(map(ast.literal_eval, side)) for side in (params.only_old, params.only_new))
+        if differences := list(_differences(before, now)):
+            return differences
+    return ["other parameters"]
 
 
 def _differences(before: list[Any], now: list[Any]) -> Iterator[str]:

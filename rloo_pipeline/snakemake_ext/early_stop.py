@@ -23,6 +23,7 @@ from rloo_pipeline.judging.run_files import is_finished, stopped_after
 from rloo_pipeline.runtime import controller_watch
 from rloo_pipeline.snakemake_ext import configfiles, failures, run_folders
 from rloo_pipeline.snakemake_ext.logger import displays
+from rloo_pipeline.snakemake_ext.replacing import replaces
 from rloo_pipeline.snakemake_ext.snakemake_call import FINISHES, SnakemakeCall
 
 
@@ -110,15 +111,11 @@ def end_gracefully(call: SnakemakeCall) -> None:
     """
     from snakemake.scheduling.job_scheduler import JobScheduler
 
-    end: Any = JobScheduler.exit_gracefully
-    if end.__module__ != __name__:
-
-        def handler(scheduler: Any, *_: Any) -> None:
-            for display in displays(call):
-                display.stopping = True
-            threading.Thread(target=end, args=(scheduler,)).start()
-
-        JobScheduler.exit_gracefully = handler
+    @replaces(JobScheduler, "exit_gracefully")
+    def handler(end: Any, scheduler: Any, *_: Any) -> None:
+        for display in displays(call):
+            display.stopping = True
+        threading.Thread(target=end, args=(scheduler,)).start()
 
 
 def only_first_interrupt() -> None:

@@ -36,8 +36,8 @@ class EditedFunctions:
         """
         self._runs, self._run = runs, folder
         self._copies = function_copies.folder_of(folder)
-        self._keeps = runs.first.functions == "keep"
-        self._settled = False
+        self._relative = os.path.relpath(self._copies)
+        self.keeps = runs.first.functions == "keep"
         self.edited: list[str] = []
         """Edited files, relative to the working folder."""
         self._stages: dict[str, set[str]] = {}
@@ -49,20 +49,20 @@ class EditedFunctions:
         if not in_job:
             function_copies.verify(self._copies)
             self._compare()
-        frozen_functions.use(self._copies if in_job or self._keeps or not self.edited else None)
+        frozen_functions.use(self._copies if in_job or self.keeps or not self.edited else None)
 
     def _compare(self) -> None:
         before = self._facts_from(self._copies, _files)
         try:
             now = self._facts_from(None, _files)
         except UserError as error:
-            if not self._keeps:
+            if not self.keeps:
                 raise UserError(f"{error}; to go on with the copy in {self._relative}, {KEEP}") from None
             self.edited = [os.path.relpath(file) for file in before if not frozen_functions.exists(file)]
             return
         changed = sorted(file for file in before.keys() | now.keys() if before.get(file) != now.get(file))
         self.edited = [os.path.relpath(file) for file in changed]
-        if changed and not self._keeps:
+        if changed and not self.keeps:
             earlier, digests = self._facts_from(self._copies, _digests), self._facts_from(None, _digests)
             for run, stage in digests:
                 if digests[run, stage] != earlier[run, stage]:
@@ -73,16 +73,12 @@ class EditedFunctions:
         frozen_functions.use(copies)
         return facts_of(self._runs.by_folder)
 
-    @property
-    def _relative(self) -> str:
-        return os.path.relpath(self._copies)
-
     def notice(self) -> str | None:
         """A message about edited functions, for calls that run nothing or keep the copies."""
-        if not self.edited or self._settled:
+        if not self.edited:
             return None
         files = ", ".join(self.edited)
-        if self._keeps:
+        if self.keeps:
             return f"{files}: edited after the run began; jobs use the copies in {self._relative} (functions: keep)"
         return f"{files}: edited after the run began; {self._choice()}"
 
@@ -96,7 +92,7 @@ class EditedFunctions:
             UserError: functions that finished jobs used were edited and the configuration does not say what to do, or
                 files that the old functions made would stay.
         """
-        if self.edited and not self._keeps:
+        if self.edited and not self.keeps:
             again = list(self._again(workflow)) if workflow else []
             if self._runs.first.functions == "ask" and (again or not workflow):
                 raise UserError(
@@ -104,7 +100,6 @@ class EditedFunctions:
                 )
             if kept := self.kept(workflow):
                 raise UserError(kept)
-            self._settled = True
         function_copies.write(self._copies, self._runs.configs.values())
 
     def kept(self, workflow: Any) -> str | None:

@@ -180,24 +180,17 @@ def _has_ended(owner: str, locked: bool | None) -> bool:
     """True if an owner has provably ended. `locked` says if its file could be locked; None if that is unknown."""
     if owner.startswith(_host()):
         return bool(locked) or not Path("/proc", owner.split()[2]).exists()
-    return _job_ended(owner)
+    job = _job_of(owner)
+    try:  # this very job may have been requeued
+        return job is not None and (job == slurm.own_job() or slurm.job(job) is None)
+    except UserError:  # SLURM is not available here
+        return False
 
 
 def _job_of(owner: str) -> str | None:
     """The SLURM job that an owner runs in, if it does."""
     match = re.search(r" of SLURM job (\d+)$", owner)
     return match[1] if match else None
-
-
-def _job_ended(owner: str) -> bool:
-    """True if the owner ran in a SLURM job that has ended, or in this process's own job before it was requeued."""
-    job = _job_of(owner)
-    if job is None:
-        return False
-    try:
-        return job == slurm.own_job() or slurm.job(job) is None
-    except UserError:  # SLURM is not available here
-        return False
 
 
 def _lock(handle: int, kind: int = fcntl.LOCK_EX) -> bool | None:

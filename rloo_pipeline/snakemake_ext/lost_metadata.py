@@ -34,15 +34,10 @@ def kept(call: SnakemakeCall) -> str | None:
     return _made_with_other_keys(call) or call.functions.kept(call.workflow) or next(filter(None, replaced), None)
 
 
-def note_configs(call: SnakemakeCall) -> None:
-    """Reads the configurations in the runs' folders before they are overwritten."""
-    call.before = {run: config for run in call.runs.by_folder if (config := _written(call.run_folder(run)))}
-
-
 def settle_functions(call: SnakemakeCall) -> None:
     """Copies the user's functions, unless the user has to choose first; see `EditedFunctions.settle`."""
-    call.functions.settle(call.workflow if call.planned else None)
-    if call.planned and (notice := call.functions.notice()):
+    call.functions.settle(call.workflow)
+    if call.functions.keeps and (notice := call.functions.notice()):
         logger.info(notice)
 
 
@@ -52,7 +47,7 @@ def _made_with_other_keys(call: SnakemakeCall) -> str | None:
         return None
     for run, files in _without_record(call.workflow, call.runs).items():
         now = call.runs.by_folder[run]
-        earlier = call.before.get(run) or _written(call.run_folder(run)) or now
+        earlier = _written(call.run_folder(run)) or now
         for stage, file in files.items():
             old, new = _decides(earlier, stage), _decides(now, stage)
             if key := next((key for key in old | new if old.get(key) != new.get(key)), None):

@@ -20,7 +20,8 @@ from typing import Any
 
 from rloo_pipeline.runtime import guard, scratch
 from rloo_pipeline.runtime.environment import prepare_jobs
-from rloo_pipeline.snakemake_ext.logger import is_only_one
+from rloo_pipeline.snakemake_ext.logger import displays, is_only_one
+from rloo_pipeline.snakemake_ext.replacing import replaces
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
 
@@ -38,8 +39,8 @@ def prepare(call: SnakemakeCall) -> None:
     gc.set_threshold(1_000_000)
     atexit.register(gc.freeze)  # also when the process ends
     find_all_jobs()
-    if call.dry_run and is_only_one(call):
-        report_briefly()
+    if call.dry_run:
+        report_briefly(call)
     prepare_jobs()
 
 
@@ -48,18 +49,13 @@ def find_all_jobs() -> None:
     import snakemake.api  # noqa: F401 - must be imported before snakemake.dag
     from snakemake.dag import DAG
 
-    search = DAG.bfs
-    if search.__module__ == __name__:
-        return
-
-    def bfs(self: Any, direction: Any, *jobs: Any, **options: Any) -> Iterator[Any]:
+    @replaces(DAG, "bfs")
+    def bfs(search: Any, self: Any, direction: Any, *jobs: Any, **options: Any) -> Iterator[Any]:
         # only for update_needrun; --omit-from makes the same call with another meaning
         if direction is self.depending and not options and not (self.omitrules or self.omitfiles):
             return _jobs_that_follow(direction, *jobs)
         everywhere: Iterator[Any] = search(self, direction, *jobs, **options)
         return everywhere
-
-    DAG.bfs = bfs
 
 
 def _jobs_that_follow(depending: Any, *jobs: Any) -> Iterator[Any]:
@@ -101,34 +97,20 @@ def _functions(rule: Any) -> Iterator[Any]:
             yield value
 
 
-def report_briefly() -> None:
-    """Makes a dry run report only the first job of each rule in full; other jobs get just the fields that `rloo` shows.
+def report_briefly(call: SnakemakeCall) -> None:
+    """Gives the jobs of a dry run to the display. If it is the only logger, Snakemake itself reports just the first job
+    of each rule.
 
     The command of that first job is formatted, so mistakes in a rule's command are still found.
     """
     from snakemake.jobs import Job
-    from snakemake.logging import logger
-    from snakemake_interface_logger_plugins.common import LogEvent
 
-    report_fully = Job.log_info
-    if report_fully.__module__ == __name__:
-        return
-    seen: set[str] = set()
+    shown, only_there, seen = displays(call), is_only_one(call), set[str]()
 
-    def log_info(job: Any, *options: Any, **named: Any) -> None:
-        if job.rule.name not in seen:
+    @replaces(Job, "log_info")
+    def log_info(report: Any, job: Any, *options: Any, **named: Any) -> None:
+        for display in shown:
+            display.planned_jobs.append(job)
+        if job.rule.name not in seen or not only_there:
             seen.add(job.rule.name)
-            report_fully(job, *options, **named)
-            return
-        shown = {
-            "event": LogEvent.JOB_INFO,
-            "jobid": job.jobid,
-            "rule_name": job.rule.name,
-            "wildcards": job.wildcards_dict,
-            "log": job.log,
-            "reason": str(job.dag.reason(job)),
-            "output": job.output,
-        }
-        logger.info(None, extra=shown)
-
-    Job.log_info = log_info
+            report(job, *options, **named)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rloo_pipeline.artifacts import files
+from rloo_pipeline.snakemake_ext.replacing import replaces
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
 
@@ -17,11 +18,10 @@ def rename_first(_: SnakemakeCall) -> None:
     """Patches Snakemake's removal of files in this process."""
     from snakemake import io
 
-    remove = io.remove
-    if remove.__module__ == __name__:
-        return
-
-    async def remove_renamed(file: Any, remove_non_empty_dir: bool = False, only_local: bool = False) -> None:
+    @replaces(io, "remove")
+    async def remove_renamed(
+        remove: Any, file: Any, remove_non_empty_dir: bool = False, only_local: bool = False
+    ) -> None:
         path, elsewhere = Path(file), file.is_storage and not only_local
         if elsewhere or not remove_non_empty_dir or not path.is_dir() or path.is_symlink():
             await remove(file, remove_non_empty_dir, only_local)
@@ -30,5 +30,3 @@ def rename_first(_: SnakemakeCall) -> None:
         renamed = path.with_name(f".{path.name}.removed.{uuid.uuid4().hex[:8]}.tmp")
         files.rename(path, renamed)
         shutil.rmtree(renamed, ignore_errors=True)
-
-    io.remove = remove_renamed

@@ -26,7 +26,6 @@ from rloo_pipeline.report.live_run import LiveRun
 from rloo_pipeline.report.run_progress import Stage
 from rloo_pipeline.runtime.console import Terminal
 from rloo_pipeline.snakemake_ext import dry_run, failures
-from rloo_pipeline.snakemake_ext.dry_run import PlannedJob
 from rloo_pipeline.snakemake_ext.failures import Failure
 from rloo_pipeline.snakemake_ext.stage_lines import StageLines
 
@@ -68,7 +67,9 @@ class RunDisplay:
         # a duplicate descriptor, which stays the terminal while the output of jobs is redirected
         file = os.fdopen(os.dup(stream.fileno()), "w", buffering=1, errors="replace") if terminal else stream
         self._console = Terminal(file=file, force_terminal=terminal, no_color=not color or None, _environ=environment)
-        self._is_dry_run, self._planned = dry_run, list[PlannedJob]()
+        self._is_dry_run = dry_run
+        self.planned_jobs: list[Any] = []
+        """Snakemake's jobs in a dry run."""
         self._show_failed_logs = show_failed_logs
         self._runs: list[tuple[Config, Path]] = []
         self._live_runs: list[LiveRun] = []
@@ -142,24 +143,20 @@ class RunDisplay:
         self._live.start()
 
     def job(self, info: Any) -> None:
-        """Records that a job begins, or would begin in a dry run. A job without outputs only groups the outputs of
-        others.
+        """Records that a job begins. A job without outputs only groups the outputs of others.
 
         Args:
             info: Snakemake's event JOB_INFO.
         """
-        rule, log = info.rule_name, next(iter(info.log), None)
         if self._is_dry_run:
-            if info.output:
-                self._planned.append(PlannedJob(failures.RULES.get(rule, rule), info.reason, log))
             return
-        wildcards = info.wildcards or {}
-        title = failures.title(rule, {name: self._users.get(value, value) for name, value in wildcards.items()})
+        wildcards = {name: self._users.get(value, value) for name, value in (info.wildcards or {}).items()}
+        title = failures.title(info.rule_name, wildcards)
         with self._lock:
             logs = {log: failures.version_of(log) for log in info.log}
             self._running[info.jobid] = RunningJob(title, time.time(), info.output, logs)
         if not self._live and info.output:
-            self._line(f"begins: {title}" + (f" (log: {log})" if log else ""))
+            self._line(f"begins: {title}" + (f" (log: {info.log[0]})" if info.log else ""))
 
     def finished(self, number: int) -> None:
         """Records that a job succeeded."""
@@ -235,7 +232,8 @@ class RunDisplay:
         self._stop_live()
         self._closed = True
         if self._is_dry_run:
-            for line in dry_run.lines(self._planned, [run for _, run in self._runs]):
+            jobs = [job for job in self.planned_jobs if job.output]
+            for line in dry_run.lines(jobs, [run for _, run in self._runs]):
                 self._line(line)
         elif self.interrupted:
             self._line(f"Interrupted; {failures.go_on()}", "yellow")

@@ -24,13 +24,9 @@ def local_files(config: Config) -> list[Path]:
     """Local files of the datasets, and the model's config.json. When one of them changes, everything made from it runs
     again.
     """
-    files = []
-    for source in config.row_sources.values():
-        if source.path:
-            files.append(Path(config.data_dir or ".") / source.path)
-        elif source.name:
-            files += _files_in(Path(config.data_dir or ".") / source.name)
-    files += [Path(model.name_or_path) / "config.json" for model in config.model_sources if model.name_or_path]
+    files = [Path(config.data_dir or ".") / source.path for source in config.row_sources.values() if source.path]
+    for source, folder in _by_name(config):
+        files += _files_in(folder) if isinstance(source, Source) else [folder / "config.json"]
     return [file for file in files if file.is_file()]
 
 

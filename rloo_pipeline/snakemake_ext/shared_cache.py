@@ -15,6 +15,7 @@ from rloo_pipeline.artifacts import manifest
 from rloo_pipeline.artifacts.files import TIMESTAMP, read_artifact
 from rloo_pipeline.errors import UserError, raise_unless_missing
 from rloo_pipeline.snakemake_ext import run_sources
+from rloo_pipeline.snakemake_ext.replacing import replaces
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
 
@@ -31,17 +32,18 @@ def make_safe(call: SnakemakeCall) -> None:
     """Patches Snakemake's cache in this process if it is used (`--cache`)."""
     from snakemake.caching.local import OutputFileCache
 
-    if call.workflow.workflow_settings.cache is None or OutputFileCache.store.__module__ == __name__:
+    if call.workflow.workflow_settings.cache is None:
         return
-    fetch = OutputFileCache.fetch
 
-    async def store(self: Any, job: Any) -> None:
+    @replaces(OutputFileCache, "store")
+    async def store(_: Any, self: Any, job: Any) -> None:
         for output, entry in await self.get_outputfiles_and_cachefiles(job):
             self.check_writeable(entry)
             keep(output, entry, self.set_permissions)
             link(output, entry, self.symlink)
 
-    async def fetch_whole(self: Any, job: Any) -> None:
+    @replaces(OutputFileCache, "fetch")
+    async def fetch_whole(fetch: Any, self: Any, job: Any) -> None:
         pairs = await self.get_outputfiles_and_cachefiles(job)
         for _, entry in pairs:
             if entry.exists() and is_damaged(entry):
@@ -52,8 +54,6 @@ def make_safe(call: SnakemakeCall) -> None:
         for output, entry in pairs:
             self.check_readable(entry)
             link(output, entry, self.symlink)
-
-    OutputFileCache.store, OutputFileCache.fetch = store, fetch_whole
 
 
 def keep(output: Path, entry: Path, set_permissions: Any) -> None:

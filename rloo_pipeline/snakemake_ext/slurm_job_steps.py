@@ -14,6 +14,7 @@ from typing import Any
 
 from rloo_pipeline.cluster import slurm
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.snakemake_ext.replacing import replaces
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
 MOST_RESTARTS = 5
@@ -40,11 +41,11 @@ def requeue_preempted(call: SnakemakeCall) -> None:
     """
     from snakemake.scheduling.job_scheduler import JobScheduler
 
-    schedule: Any = JobScheduler.schedule
-    if call.main or slurm.own_job() is None or schedule.__module__ == __name__:
+    if call.main or slurm.own_job() is None:
         return
 
-    def schedule_or_requeue(scheduler: Any) -> Any:
+    @replaces(JobScheduler, "schedule")
+    def schedule_or_requeue(schedule: Any, scheduler: Any) -> Any:
         succeeded = schedule(scheduler)
         restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
         if not succeeded and restarts < MOST_RESTARTS:
@@ -53,8 +54,6 @@ def requeue_preempted(call: SnakemakeCall) -> None:
                 if scheduler._user_kill or slurm.preempting(_own_name()):
                     _requeue()
         return succeeded
-
-    JobScheduler.schedule = schedule_or_requeue
 
 
 def _requeue() -> None:

@@ -1,7 +1,6 @@
 """A Snakemake process and its runs, as the controller's steps see them."""
 
 import os
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 from snakemake.settings.types import DeploymentMethod
 
 from rloo_pipeline.cluster import containers, nodes, slurm
-from rloo_pipeline.config import Config
 from rloo_pipeline.config.run_set import RESULTS, RunSet
 from rloo_pipeline.judging.run_files import stopped_after
 from rloo_pipeline.runtime import installation
@@ -55,8 +53,6 @@ class SnakemakeCall:
         """True if this process holds the run's lock."""
         self.owner = ""
         """A message about the process that holds the lock."""
-        self.before: Mapping[str, Config] = {}
-        """Earlier configurations of runs. Configurations of other runs are in their folders."""
         self.config_copy: Path | None = None
         """The copy of the configuration that jobs read."""
         self.waits = ExitStack()

@@ -107,8 +107,10 @@ def spread(rules: Iterable[Any], limits: Any, anywhere: bool = False) -> None:
     for rule in rules:
         if "mpi" in rule.resources:
             continue
-        options = [_gres(rule.resources), *([] if anywhere else _place(rule))]
-        path = _shell([*filter(None, options)]) if "runtime" in rule.resources else _script("short", SHORT)
+        options = _gres(rule.resources)
+        if stage_of(rule) == "update" and not anywhere:  # the node with the trainer that made its policy
+            options.append(f"--nodelist={os.environ['SLURMD_NODENAME']}")
+        path = _shell(options) if "runtime" in rule.resources else _script("short", SHORT)
         rule.resources["shell_exec"] = str(path.absolute())
 
 
@@ -144,17 +146,12 @@ def have_whole_nodes(rules: Iterable[Any], limits: Any) -> bool:
     return not devices.has_gpu() or (limits[RESOURCE].value == slurm.job_nodes() and not chosen)
 
 
-def _place(rule: Any) -> list[str]:
-    """The srun option that puts an update on the node with the trainer that made its policy (node_workers.py)."""
-    return [f"--nodelist={os.environ['SLURMD_NODENAME']}"] if stage_of(rule) == "update" else []
-
-
-def _gres(resources: Any) -> str:
-    """The srun option for the GPUs that a rule uses on its node."""
+def _gres(resources: Any) -> list[str]:
+    """The srun option for the GPUs that a rule uses on its node; none for all that the job has there."""
     if RESOURCE not in resources:
-        return "--gres=none"
+        return ["--gres=none"]
     gres = resources["gres"].raw if "gres" in resources else None
-    return f"--gres={gres}" if isinstance(gres, str) else ""  # all GPUs that the job has on the node
+    return [f"--gres={gres}"] if isinstance(gres, str) else []
 
 
 def _shell(options: list[str]) -> Path:

@@ -72,12 +72,6 @@ class StageRow(NamedTuple):
     """Role of the worker that has such an engine, if the stage starts one that no worker keeps."""
     watched: bool = True
     """True if the live view shows it; stages that take only seconds are left out."""
-    box: tuple[int, int] | None = None
-    """Column and height of its box in the picture of the DAG; boxes of the phase `round` are inside its frame, except
-    those that run on Snakemake's machine.
-    """
-    after: tuple[str, ...] = ()
-    """Rules whose boxes have an arrow to this one."""
     local: bool = False
     """True if it runs on Snakemake's machine, in seconds, not as a SLURM job."""
     identifies: bool = False
@@ -153,7 +147,6 @@ ROWS = (
         decides=_whole("seed", "data_dir", "model", "warmstart", dataset=_ALL_PROMPTS, reward_model=_STARTING_POINT)
         | {"algorithm.teacher": _TEACHER},
         reads=(*_LENGTHS, "update", "deepspeed"),
-        box=(0, 90),
         local=True,
         identifies=True,
     ),
@@ -163,8 +156,6 @@ ROWS = (
         # prompts contain tool schemas, and end with the text that an environment's `reset` returns
         decides=_whole("model", dataset=_ALL_PROMPTS, rollout=only("tools", *_ENVIRONMENTS)),
         reads=("evaluation",),
-        box=(1, 90),
-        after=("stage_assets",),
         identifies=True,
     ),
     _before(
@@ -174,8 +165,6 @@ ROWS = (
         decides=_whole(*_MODEL, "reward_model", dataset=only("system_prompt"), deepspeed=_RANKS),
         reads=(*_LENGTHS, "update"),
         engine="trainer",
-        box=(1, -15),
-        after=("stage_assets",),
         identifies=True,
     ),
     _before(
@@ -184,8 +173,6 @@ ROWS = (
         decides=_whole(*_MODEL, "warmstart", dataset=_ALL_PROMPTS, deepspeed=_RANKS),
         reads=(*_LENGTHS, "update"),
         engine="trainer",
-        box=(2, 90),
-        after=("prompts",),
         identifies=True,
     ),
     _before(
@@ -195,8 +182,6 @@ ROWS = (
         decides=_whole(*_MODEL, "rewards", rollout=_OF_PROBE, checks=only("probe_prompts")),
         reads=_SAMPLER_READS,
         worker="sampler",
-        box=(2, 215),
-        after=("warmstart",),
     ),
     _before(
         "checks",
@@ -205,8 +190,6 @@ ROWS = (
         decides=_whole(*_MODEL, "warmstart", "rewards", "checks", "correct", dataset=_ALL_PROMPTS, rollout=_OF_PROBE),
         reads=("deepspeed",),
         worker="logprobs",
-        box=(3, 215),
-        after=("probe",),
     ),
     _before(
         "difficulty",
@@ -217,8 +200,6 @@ ROWS = (
         | {"dataset.select": but("pass_rate", "weights")},
         reads=("run", "scoring", "vllm"),
         worker="sampler",
-        box=(2, 10),
-        after=("warmstart",),
     ),
     _row(
         "rollout",
@@ -226,8 +207,6 @@ ROWS = (
         decides=_whole(*_MODEL, rollout=_OF_ROUND) | {"dataset.select": but("num_generations")},
         reads=("run", "vllm", "evaluation", "rewards", "correct"),
         worker="sampler",
-        box=(3, 90),
-        after=("warmstart", "difficulty"),
         identifies=True,
     ),
     _row(
@@ -243,8 +222,6 @@ ROWS = (
         decides=_whole("rewards"),
         reads=("scoring",),
         worker="scorer",
-        box=(4, 55),
-        after=("rollout", "reward_model"),
         identifies=True,
     ),
     _row(
@@ -255,8 +232,6 @@ ROWS = (
         | {"dataset.select": but("num_generations")},
         reads=("run", "vllm", "scoring"),
         worker="sampler",
-        box=(5, -15),
-        after=("score",),
     ),
     _row(
         "reference",
@@ -265,8 +240,6 @@ ROWS = (
         decides=_whole("reproducible", "model", rollout=_SAMPLED),
         reads=("deepspeed",),
         worker="logprobs",
-        box=(4, 125),
-        after=("rollout",),
         identifies=True,
     ),
     _row(
@@ -274,8 +247,6 @@ ROWS = (
         "rounds/{round}/refill/reference.parquet",
         when=lambda config, _: config.rollout.refill > 0 and config.uses_reference,
         stage="reference",
-        box=(5, 55),
-        after=("refill",),
     ),
     _row(
         "teacher",
@@ -285,8 +256,6 @@ ROWS = (
         | {"algorithm.teacher": but("weight", "discount", "beta")},
         reads=("deepspeed",),
         worker="logprobs",
-        box=(5, 125),
-        after=("rollout",),
         identifies=True,
     ),
     _row(
@@ -296,8 +265,6 @@ ROWS = (
         decides=_whole(*_MODEL, "algorithm", "update", rollout=_OF_ROUND, deepspeed=_RANKS),
         reads=("run", "rounds", "dataset", "keep_every", "exchange"),
         worker="trainer",
-        box=(6, 90),
-        after=("score", "reference", "teacher", "checks", "refill", "refill_reference"),
         identifies=True,
     ),
     _row(
@@ -308,8 +275,6 @@ ROWS = (
         reads=("rollout", "rewards"),
         worker="scorer",
         watched=False,
-        box=(6, -15),
-        after=("score", "refill"),
     ),
     _row(
         "gate",
@@ -319,8 +284,6 @@ ROWS = (
         reads=("rewards", "gates"),
         worker="scorer",
         watched=False,
-        box=(6, 215),
-        after=("update",),
         local=True,
     ),
     _row(
@@ -331,16 +294,12 @@ ROWS = (
         reads=("run", "rollout"),
         worker="observer",
         watched=False,
-        box=(4, -15),
-        after=("score",),
     ),
     _row(
         "track",
         "tracking/{round}.json",
         when=lambda config, _: bool(config.trackers),
         watched=False,
-        box=(7, -50),
-        after=("update",),
         local=True,
     ),
     _row(
@@ -358,7 +317,6 @@ ROWS = (
         decides=_whole(evaluation=only("harness")),
         reads=("dataset",),
         watched=False,
-        box=(7, 315),
         local=True,
     ),
     _after(
@@ -367,8 +325,6 @@ ROWS = (
         decides=_EVALUATE,
         reads=_SAMPLER_READS,
         worker="sampler",
-        box=(7, 90),
-        after=("update",),
     ),
     _after(
         "distance",
@@ -377,8 +333,6 @@ ROWS = (
         decides=_whole(*_MODEL, evaluation=_EVALUATED),
         reads=("deepspeed", "rollout"),
         worker="logprobs",
-        box=(7, 165),
-        after=("evaluate",),
     ),
     _after(
         "harness",
@@ -387,8 +341,6 @@ ROWS = (
         decides=_whole(*_MODEL, evaluation=only("harness"), dataset=only("chat_template_kwargs", "system_prompt")),
         reads=("vllm",),
         engine="sampler",
-        box=(7, 240),
-        after=("update", "stage_harness"),
     ),
     _after(
         "judge_pairs",
@@ -398,8 +350,6 @@ ROWS = (
         decides=_whole("judge"),
         reads=("scoring",),
         worker="scorer",
-        box=(8, 190),
-        after=("evaluate",),
     ),
     _after(
         "select",
@@ -408,8 +358,6 @@ ROWS = (
         policy="last",
         decides=_whole("select"),
         watched=False,
-        box=(7, 20),
-        after=("evaluate",),
         local=True,
     ),
     _after(
@@ -420,8 +368,6 @@ ROWS = (
         decides=_EVALUATE,
         reads=_SAMPLER_READS,
         worker="sampler",
-        box=(8, 20),
-        after=("select",),
     ),
     _after(
         "prove_chosen",
@@ -431,8 +377,6 @@ ROWS = (
         decides=_whole(*_MODEL, evaluation=only("temperature")),
         reads=("deepspeed", "rollout"),
         worker="logprobs",
-        box=(8, -50),
-        after=("evaluate_chosen",),
     ),
     _after(
         "report",
@@ -444,11 +388,43 @@ ROWS = (
             report=but("every"),
         ),
         reads=("rollout", "algorithm", "judge"),
-        box=(8, 90),
-        after=("evaluate", "distance", "harness", "judge_pairs", "evaluate_chosen"),
     ),
 )
 """All rows, in the order in which a run's jobs start."""
+
+
+PICTURE: Mapping[str, tuple[int, int, tuple[str, ...]]] = {
+    "stage_assets": (0, 90, ()),
+    "prompts": (1, 90, ("stage_assets",)),
+    "reward_model": (1, -15, ("stage_assets",)),
+    "warmstart": (2, 90, ("prompts",)),
+    "probe": (2, 215, ("warmstart",)),
+    "checks": (3, 215, ("probe",)),
+    "difficulty": (2, 10, ("warmstart",)),
+    "rollout": (3, 90, ("warmstart", "difficulty")),
+    "score": (4, 55, ("rollout", "reward_model")),
+    "refill": (5, -15, ("score",)),
+    "reference": (4, 125, ("rollout",)),
+    "refill_reference": (5, 55, ("refill",)),
+    "teacher": (5, 125, ("rollout",)),
+    "update": (6, 90, ("score", "reference", "teacher", "checks", "refill", "refill_reference")),
+    "pass_rates": (6, -15, ("score", "refill")),
+    "gate": (6, 215, ("update",)),
+    "held_out": (4, -15, ("score",)),
+    "track": (7, -50, ("update",)),
+    "stage_harness": (7, 315, ()),
+    "evaluate": (7, 90, ("update",)),
+    "distance": (7, 165, ("evaluate",)),
+    "harness": (7, 240, ("update", "stage_harness")),
+    "judge_pairs": (8, 190, ("evaluate",)),
+    "select": (7, 20, ("evaluate",)),
+    "evaluate_chosen": (8, 20, ("select",)),
+    "prove_chosen": (8, -50, ("evaluate_chosen",)),
+    "report": (8, 90, ("evaluate", "distance", "harness", "judge_pairs", "evaluate_chosen")),
+}
+"""The picture of the DAG: column and height of each rule's box, and the rules whose boxes have an arrow to it. Boxes of
+the phase `round` are inside its frame, except those that run on Snakemake's machine.
+"""
 
 
 CALL_THE_DECIDING_REWARD = frozenset({"difficulty"})

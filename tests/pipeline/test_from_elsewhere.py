@@ -103,7 +103,7 @@ def test_the_page_of_an_experiment_is_made_below_the_prefix(tmp_path) -> None:
 
 
 def test_what_a_new_project_lacks_gives_a_one_line_error(tmp_path, tiny_model, monkeypatch) -> None:
-    """Its Snakefile calls the hooks of the module, since Snakemake does not."""
+    """Also in a workflow that uses this one as a module, whose hooks Snakemake does not call."""
     monkeypatch.chdir(tmp_path)
     rows = "".join(json.dumps({"question": f"{n}+{n}", "answer": str(2 * n)}) + "\n" for n in range(9))
     Path("rows.jsonl").write_text(rows)

@@ -31,9 +31,10 @@ ROW = """
         "count_words",
         "rounds/{round}/words.json",
         decides=_whole("seed"),
-        box=(5, 315),
-        after=("rollout",),
     ),
+"""
+BOX = """
+    "count_words": (5, 315, ("rollout",)),
 """
 COMMAND = """
     stage("count-words", "Count the words of a round's completions."),
@@ -96,6 +97,7 @@ def project(tmp_path_factory) -> Path:
     package = project / "rloo_pipeline"
     (package / "stages" / "count_words.py").write_text(STAGE)
     insert(package / "stages" / "table.py", '    _row(\n        "pass_rates",', ROW)
+    insert(package / "stages" / "table.py", '    "pass_rates": (', BOX)
     insert(package / "cli" / "stages.py", '    stage(\n        "pass-rates",', COMMAND)
     rules = project / "workflow" / "rules"
     (rules / "rounds.smk").write_text((rules / "rounds.smk").read_text() + RULE)

@@ -102,5 +102,5 @@ def test_a_run_of_a_wheel_in_a_project_of_its_own(rloo, tiny_model, tmp_path) ->
     scores = "results/project/rounds/00001/scores/000.parquet"
     call(project, rloo, "run", "--cores", "1", "--", scores)
     assert (project / scores).exists()
-    assert list((project / "results/project/logs/workers").iterdir()), "the hooks of the module started workers"
+    assert list((project / "results/project/logs/workers").iterdir()), "the start of the module started workers"
     assert "Nothing to be done" in call(project, rloo, "run", "--", scores)

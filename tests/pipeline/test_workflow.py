@@ -58,12 +58,6 @@ def test_kept_policies_are_evaluated_as_often_as_asked(project) -> None:
     assert "evaluation.every (3) is not a multiple of keep_every (2)" in outcome.stdout + outcome.stderr
 
 
-def test_benchmarks_are_run_on_every_evaluated_policy(project) -> None:
-    planned = project.planned(evaluation={"harness": {"tasks": ["gsm8k"]}})
-    expected = {"harness/tasks.json", "evaluation/warmstart/harness.json", "evaluation/final/harness.json"}
-    assert {file for file in planned if "harness" in file} == expected
-
-
 def test_each_node_of_an_update_gets_as_many_tasks(project) -> None:
     """Of `--nodes=2 --ntasks=8` alone, SLURM may make 7 tasks and 1."""
     outcome = project.snakemake("--dry-run", deepspeed={"processes": 8, "nodes": 2})
@@ -125,7 +119,6 @@ def test_a_refill_is_one_job_a_round_between_scores_and_update(project) -> None:
         folder = "results/mini/rounds/00003"
         files = [f"{folder}/{kind}/00{shard}.parquet" for shard in range(2)] + [f"{folder}/refill/{kind}.parquet"]
         assert f"--{kind} {' '.join(files)} " in third
-    assert not any("refill" in file for file in project.planned(rounds=4))
 
 
 def test_a_dry_run_writes_nothing(project) -> None:

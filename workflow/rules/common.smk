@@ -180,14 +180,6 @@ def scoring_memory(wildcards, attempt):
     return RUNS.of(wildcards).scoring.memory_mb * attempt
 
 
-onstart:
-    snakemake_ext.start()
-
-
-onerror:
-    CONTROLLER.fail()
-
-
 wildcard_constraints:
     run=one_of(map(re.escape, RUNS.by_folder)),
     round=r"\d{5}",

@@ -45,7 +45,7 @@ from rloo_pipeline.snakemake_ext.snakemake_call import shortened
 def controller(is_module: bool = False, executor: str = "local", **settings: Any) -> Controller:
     """One whose workflow has two rules."""
     controller = object.__new__(Controller)
-    controller.waits, controller.before, controller.planned = ExitStack(), {}, False
+    controller.waits, controller.planned = ExitStack(), False
     controller.main, controller.is_module, controller.several_nodes = True, is_module, False
     controller.alone, controller.owner = True, ""
     controller.workflow = SimpleNamespace(
@@ -100,7 +100,7 @@ def starting(monkeypatch, tmp_path) -> Controller:
     monkeypatch.setattr(call_checks.inputs, "require", lambda _: [])
     Path("mine.yaml").write_text(yaml.safe_dump(mini()))
     slurm = controller(executor="rloo-slurm")
-    slurm.functions = SimpleNamespace(kept=lambda _: None, settle=lambda _: None, notice=lambda: None)
+    slurm.functions = SimpleNamespace(kept=lambda _: None, settle=lambda _: None, keeps=False, notice=lambda: None)
     slurm.results, slurm.workflow.local_exec = Path("results"), False
     slurm.workflow.dag, slurm.workflow.scheduler = SimpleNamespace(jobs=[], needrun_jobs=list), SimpleNamespace()
     slurm.workflow.storage_settings = SimpleNamespace(shared_fs_usage=SharedFSUsage.all())
@@ -186,7 +186,7 @@ def test_a_dry_run_says_what_a_run_would_refuse_and_takes_no_lock(monkeypatch, s
     for name in ("find_all_jobs", "prepare_jobs"):
         monkeypatch.setattr(planning, name, lambda: None)
     for part in (call_checks, dag_messages):
-        monkeypatch.setattr(part, "logger", SimpleNamespace(addFilter=lambda _: None, warning=said.append))
+        monkeypatch.setattr(part, "logger", SimpleNamespace(warning=said.append))
     monkeypatch.setattr(locks, "hold", lambda *_: pytest.fail("the lock was taken"))
     workflow, run = starting.workflow, Path("results/mini")
     workflow.output_settings, workflow.dryrun = SimpleNamespace(dryrun=True), False
@@ -266,8 +266,14 @@ def test_what_snakemake_says_before_and_instead_of_a_dag(starting) -> None:
     starting.alone, starting.owner = False, "here process 1 is at work on it"
     starting.workflow.dag_settings = SimpleNamespace(force_incomplete=False)
     starting.workflow.persistence = SimpleNamespace(_io_read=None)
+    called = list[str]()
+    starting.workflow._onstart = starting.workflow._onerror = called.append
     said = [logging.makeLogRecord({"msg": text}) for text in ("Building DAG of jobs...", str(LockException()))]
-    assert all(dag_messages.on_message(starting, record) for record in said)
+    hooks = lambda: called.append("our start"), lambda: called.append("our end")
+    assert all(dag_messages.on_message(starting, hooks, record) for record in said)
+    starting.workflow._onstart("the Snakefile's start")
+    starting.workflow._onerror("the Snakefile's end")
+    assert called == ["our start", "the Snakefile's start", "our end", "the Snakefile's end"]
     assert starting.workflow.dag_settings.force_incomplete
     assert said[1].msg == "Error: here process 1 is at work on it"
 

@@ -14,7 +14,9 @@ import snakemake.api  # noqa: F401 - its modules cannot be imported in another o
 from helpers import mini
 from snakemake.cli import parse_config
 from snakemake.exceptions import CliException, WorkflowError, format_exception_to_string
+from snakemake.jobs import Reason
 from snakemake.logging import DefaultFormatter
+from snakemake.persistence import ParamsChange
 from snakemake.utils import update_config
 from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.tests import MockOutputSettings, TestLogHandlerBase
@@ -24,7 +26,6 @@ from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.config import Config
 from rloo_pipeline.runtime import scratch
 from rloo_pipeline.snakemake_ext import configfiles, dag_messages, dry_run, failures, lost_metadata
-from rloo_pipeline.snakemake_ext.dry_run import PlannedJob
 from rloo_pipeline.snakemake_ext.logger import LogHandler, LogHandlerSettings
 from rloo_pipeline.snakemake_ext.run_display import RunDisplay
 from rloo_pipeline.snakemake_ext.stage_lines import StageLines
@@ -65,8 +66,8 @@ class Call:
     def planned(self, total: int) -> None:
         self.event("Job stats:", event=LogEvent.RUN_INFO, stats={"total": total})
 
-    def job(self, number: int, rule: str, log: Path | None = None, reason: str = "", **wildcards: str) -> None:
-        fields = {"jobid": number, "rule_name": rule, "wildcards": wildcards, "reason": reason}
+    def job(self, number: int, rule: str, log: Path | None = None, **wildcards: str) -> None:
+        fields = {"jobid": number, "rule_name": rule, "wildcards": wildcards}
         fields |= {"log": [str(log)] if log else [], "output": self.outputs.get(rule, ["x"])}
         self.event("", event=LogEvent.JOB_INFO, **fields)
 
@@ -172,7 +173,7 @@ def test_a_call_that_is_refused_though_no_job_is_left_ends_with_one_sentence(tmp
     monkeypatch.setattr(lost_metadata, "kept", lambda _: "a file was replaced")
     record = logging.makeLogRecord({"msg": "Nothing to be done."})
     with pytest.raises(WorkflowError) as refusal:
-        dag_messages.on_message(SimpleNamespace(workflow=SimpleNamespace(dryrun=False)), record)
+        dag_messages.on_message(SimpleNamespace(workflow=SimpleNamespace(dryrun=False)), (print, print), record)
     call.event(format_exception_to_string(refusal.value), logging.ERROR, event=LogEvent.ERROR)
     assert capfd.readouterr().err.splitlines()[-1] == "Error: a file was replaced"
 
@@ -354,10 +355,18 @@ def test_what_cannot_be_shown_is_printed_as_snakemake_has_it(tmp_path, capfd) ->
 BEFORE = {"report": {"title": "A; now: B"}, "rewards": [{"weight": 1.0}], "seed": 1}
 
 
-def params(before: object, now: object) -> str:
-    """Snakemake's words for changed parameters."""
-    start = "Params have changed since last execution: Union of exclusive params before and now across all output: "
-    return f"{start}before: {before!r} now: {now!r} "
+def planned(rule: str, *output: str, **reason: Any) -> Any:
+    """A job of a dry run that Snakemake has this reason for."""
+    why = Reason()
+    for name, value in reason.items():
+        setattr(why, f"_{name}" if isinstance(value, set) else name, value)
+    named = SimpleNamespace(name=rule)
+    return SimpleNamespace(rule=named, dag=SimpleNamespace(reason=lambda _: why), log=[], output=output)
+
+
+def params(before: object, now: object) -> dict[str, ParamsChange]:
+    """The reason that parameters have changed."""
+    return {"params_changed": ParamsChange(only_old={repr(before)}, only_new={repr(now)})}
 
 
 @pytest.mark.parametrize(
@@ -371,23 +380,22 @@ def params(before: object, now: object) -> str:
         (params(["wandb"], ["mlflow"]), "other parameters"),
         (params([{"seed": 1}, {"seed": 2}], [{"seed": 3}, {"seed": 2}]), "seed: 1 → 3"),
         (params([BEFORE, BEFORE], [BEFORE | {"seed": 2}] * 2), "seed: 1 → 2"),
-        ("Missing output files: results/a, results/b", "output missing"),
-        ("Missing output files: a; Input files updated by another job: b", "output missing"),
-        ("Input files updated by another job: b", "depends on a job that runs again"),
-        ("Updated input files: data.jsonl", "newer input data.jsonl"),
-        ("Forced execution", "asked for by --force, --forceall or --forcerun"),
+        ({"missing_output": {"results/a", "results/b"}}, "output missing"),
+        ({"missing_output": {"a"}, "updated_input": {"b"}, "updated_input_run": {"b"}}, "output missing"),
+        ({"updated_input": {"b"}, "updated_input_run": {"b"}}, "depends on a job that runs again"),
+        ({"updated_input": {"data.jsonl"}}, "newer input data.jsonl"),
+        ({"forced": True, "missing_output": {"a"}}, "asked for by --force, --forceall or --forcerun"),
     ],
 )
 def test_a_reason_in_words(reason, text) -> None:
-    assert dry_run.explain([PlannedJob("report", reason)]) == [f"{text}: 1 job (report)"]
+    assert dry_run.explain([planned("report", **reason)]) == [f"{text}: 1 job (report)"]
 
 
 def test_jobs_are_counted_by_their_reason() -> None:
-    follows = PlannedJob("report", "Input files updated by another job: b")
     jobs = [
-        follows,
-        *[PlannedJob("score", "Forced execution")] * 2,
-        PlannedJob("update", "Forced execution"),
+        planned("report", updated_input_run={"b"}),
+        *[planned("score", forced=True)] * 2,
+        planned("update_last", forced=True),
     ]
     forced = "asked for by --force, --forceall or --forcerun: 3 jobs (score ×2, update)"
     assert dry_run.explain(jobs) == [forced, "depends on a job that runs again: 1 job (report)"]
@@ -396,9 +404,7 @@ def test_jobs_are_counted_by_their_reason() -> None:
 def test_a_dry_run_says_why_on_standard_output(tmp_path, capfd) -> None:
     call = Call(tmp_path, dryrun=True, stdout=True)
     call.planned(2)
-    call.job(1, "update_last", reason="Missing output files: x", round="00001")
-    call.outputs = {"all": []}
-    call.job(0, "all", reason="Input files updated by another job: x")
+    call.handler.display.planned_jobs += [planned("update_last", "x", missing_output={"x"}), planned("all")]
     call.event("This was a dry-run (flag -n).")
     call.handler.close()
     out, err = capfd.readouterr()

@@ -40,7 +40,7 @@ def kept(tmp_path):
 
     def sentence(workflow: Any, **changes: Any) -> str | None:
         call = object.__new__(SnakemakeCall)
-        call.workflow, call.results, call.before, call.planned = workflow, tmp_path, {}, True
+        call.workflow, call.results, call.planned = workflow, tmp_path, True
         call.runs, call.functions = RunSet({"mini": Config(**mini(**changes))}), SimpleNamespace(kept=lambda _: None)
         return lost_metadata.kept(call)
 

@@ -1,47 +1,33 @@
 """What Snakemake leaves out when it plans, and what it still does."""
 
-import logging
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from snakemake.jobs import Job
-from snakemake.logging import logger
 from snakemake.resources import Resource
-from snakemake_interface_logger_plugins.common import LogEvent
 
 from rloo_pipeline.snakemake_ext import planning
 
 
-def job(rule: str, number: int = 1) -> Any:
-    """A job of a rule, as far as its report needs it."""
-    return SimpleNamespace(
-        rule=SimpleNamespace(name=rule),
-        jobid=number,
-        wildcards_dict={"round": "00001"},
-        log=["update.log"],
-        output=["metrics.json"],
-        dag=SimpleNamespace(reason=lambda _: "Missing output files"),
-    )
-
-
-def test_a_dry_run_reports_the_first_job_of_each_rule_in_full(monkeypatch) -> None:
-    full: list[int] = []
+@pytest.mark.parametrize("alone", [True, False])
+def test_the_display_gets_the_jobs_of_a_dry_run(monkeypatch, alone) -> None:
+    """If it is the only logger, Snakemake reports the first job of each rule."""
+    reported: list[int] = []
 
     def log_info(self: Any, indent: bool = False, printshellcmd: bool = True) -> None:
-        full.append(self.jobid)
+        reported.append(self.jobid)
 
     monkeypatch.setattr(Job, "log_info", log_info)
-    planning.report_briefly()
-    planning.report_briefly()  # another workflow in this process
-    records: list[logging.LogRecord] = []
-    monkeypatch.setattr(logger, "info", lambda _, extra: records.append(SimpleNamespace(**extra)))
+    display = SimpleNamespace(planned_jobs=[])
+    monkeypatch.setattr(planning, "displays", lambda _: [display])
+    monkeypatch.setattr(planning, "is_only_one", lambda _: alone)
+    for _ in range(2):  # the second of another module in this process
+        planning.report_briefly(SimpleNamespace())
     for number, rule in enumerate(["update", "gate", "update"]):
-        Job.log_info(job(rule, number))
-    assert full == [0, 1]
-    [record] = records
-    assert (record.event, record.jobid, record.rule_name) == (LogEvent.JOB_INFO, 2, "update")
-    assert (record.reason, record.log, record.output) == ("Missing output files", ["update.log"], ["metrics.json"])
+        Job.log_info(SimpleNamespace(rule=SimpleNamespace(name=rule), jobid=number))
+    assert reported == ([0, 1] if alone else [0, 1, 2])
+    assert [job.jobid for job in display.planned_jobs] == [0, 1, 2]
 
 
 def test_functions_of_resources_are_not_inspected_for_every_job(monkeypatch) -> None:

@@ -24,7 +24,7 @@ def test_the_files_of_a_data_folder_are_watched(tmp_path, monkeypatch, data_dir)
     dataset = {"train": {"generator": None, "options": {}, "name": "mine"}}
     dataset["eval"] = {"generator": None, "options": {}, "path": "test.jsonl"}
     files = run_sources.local_files(Config(**mini(data_dir=data_dir, dataset=dataset)))
-    assert [str(file.absolute().relative_to(below)) for file in files] == [
+    assert sorted(str(file.absolute().relative_to(below)) for file in files) == [
         "mine/README.md",
         "mine/train/0.jsonl",
         "test.jsonl",
