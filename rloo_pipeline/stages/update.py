@@ -64,7 +64,7 @@ def update(
     sampled = round_tables.read(inputs, round=round_, policy=sampler.digest, vocabulary=sampler.vocabulary)
     proof = None if checks is None else RolloutProof(config, round_, sampler, checks, inputs)
     if proof and sampler != start:
-        proof.by_older_policy(sampled.rollouts)
+        proof.by_pass(sampled.rollouts)
     trainer = retraining.trainer_after(config, round_ - 1, start, states)
     engine = trainer.engine
     trained = round_training.train(config, round_, engine, trainer.algorithm_state, sampled, proof)

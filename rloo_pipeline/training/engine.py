@@ -128,14 +128,12 @@ class Engine:
         Returns:
             [sequences, most sampled tokens] float32 on the CPU, the same on every rank; 0 at padding.
         """
-        return self._forward(sequences, advance, dropout, entropies=False)[0]
+        return self.outputs(sequences, advance, dropout)[0]
 
-    def logps_and_entropies(self, sequences: Sequences, advance: Advance = lambda _: None) -> Tensor:
-        """As `logps`, followed by the entropies of the distributions in nats: [2, sequences, most sampled tokens]."""
-        return self._forward(sequences, advance, dropout=True, entropies=True)
-
-    def _forward(self, sequences: Sequences, advance: Advance, dropout: bool, entropies: bool) -> Tensor:
-        """[1 or 2, sequences, most sampled tokens]: log-probs, and optionally entropies."""
+    def outputs(self, sequences: Sequences, advance: Advance, dropout: bool = True, entropies: bool = False) -> Tensor:
+        """As `logps`, followed by the entropies of the distributions in nats if they are wanted: [1 or 2, sequences,
+        most sampled tokens].
+        """
         values = torch.zeros(1 + entropies, len(sequences.prompts), max(sequences.sampled()), device=self.device)
         self.engine.train(dropout and self.settings.uses_dropout)
         with torch.no_grad():
