@@ -45,7 +45,7 @@ class TokenLogProbs(nn.Module):
         """
         super().__init__()
         self.model = model
-        self.group = group or sequence_group.alone()
+        self.group = group or sequence_group.group_of(1)
         self.offloads = offloads
         self.temperature = temperature
         """Sampling temperature T."""

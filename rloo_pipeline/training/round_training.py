@@ -122,11 +122,6 @@ def _prove(engine: Engine, proof: RolloutProof, completions: RoundTensors, rollo
         proof.by_sums(absolute, completions.mask.sum(-1), rollouts)
 
 
-def measures_ratio(algorithm: Algorithm) -> bool:
-    """True if the ratios of the steps are measured against π_old; otherwise they are 1 by construction."""
-    return algorithm.old_logps == "sampler" or algorithm.needs_old_pass or algorithm.is_one_step
-
-
 def _steps(
     config: Config,
     round_: int,
@@ -177,7 +172,7 @@ def _steps(
 
 def _next_state(section: KL, state: AlgorithmState, batch: Batch, record: Record, rollouts: pa.Table) -> AlgorithmState:
     """The state with β adapted to this round's KL and this round's tokens counted."""
-    beta, kl = state.beta, metrics.kl_of_completion(batch, record)
+    beta, kl = state.beta, metrics.kl_metrics(batch, record)["kl/sequence_mean"]
     if section.target is not None and kl is not None:
         beta = adapt_beta(batch.beta, kl, section.target, section.gain)
     tokens = sum(sum(tables.lengths(rollouts[name])) for name in ("prompt_ids", "completion_ids"))
@@ -194,15 +189,15 @@ def metrics_of(config: Config, round_: int, engine: Engine, sampled: RoundTables
         sampled: all completions of the round.
         trained: result of the training.
     """
-    found = metrics.sample_metrics(sampled.rollouts, sampled.scores, config.rollout.num_generations)
-    found |= metrics.update_metrics(trained.batch, trained.record, config.algorithm, measures_ratio(config.algorithm))
+    algorithm, samples = config.algorithm, config.rollout.num_generations
+    found = metrics.sample_metrics(sampled.rollouts, sampled.scores, samples)
+    # otherwise they are 1 by construction
+    measures_ratio = algorithm.old_logps == "sampler" or algorithm.needs_old_pass or algorithm.is_one_step
+    found |= metrics.update_metrics(trained.batch, trained.record, algorithm, measures_ratio)
     if config.rollout.masked_by:
         found |= {f"sampling/{name}": None for name in metrics.OF_ENGINES}
-    found |= metrics.group_metrics(
-        teaching_groups(config.algorithm, config.rollout.num_generations, sampled),
-        sampled,
-        len(trained.rollouts) // config.rollout.num_generations,
-    )
+    teaching = teaching_groups(algorithm, samples, sampled)
+    found |= metrics.group_metrics(teaching, sampled, len(trained.rollouts) // samples)
     found["sampling/staleness"] = metrics.staleness(sampled.rollouts, round_)
     found |= trained.experts | _step_metrics(engine, trained)
     return found | {"round": round_, "num_tokens": trained.algorithm_state.num_tokens}

@@ -8,7 +8,6 @@ knows that it has ended, it runs again.
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -49,7 +48,7 @@ class TrainerState:
         self.parts: dict[str, object] = {}
         """The objects that DeepSpeed would write on this rank, by file name; empty with an offload to a disk."""
         if not engine.settings.deepspeed.offload.on_disk:
-            engine.engine.checkpoint_engine.save = self._take
+            engine.engine.checkpoint_engine.save = lambda part, path: self.parts.update({Path(path).name: part})
             engine.engine.save_checkpoint(
                 TAG,
                 tag=TAG,
@@ -57,9 +56,6 @@ class TrainerState:
                 save_latest=False,
                 exclude_frozen_parameters=engine.settings.lora is not None,
             )
-
-    def _take(self, state_dict: object, path: str) -> None:
-        self.parts[Path(path).name] = state_dict
 
     def write(self, target: Path) -> None:
         """Replaces the state in `target`, all at once, and removes the states of earlier rounds beside it.
@@ -130,9 +126,9 @@ def remove_older(target: Path, lag: int) -> None:
         enough = enough or int(folder.name) <= int(target.name) - lag
 
 
-def of_rounds(folder: Path) -> Iterator[Path]:
+def of_rounds(folder: Path) -> list[Path]:
     """The states in a folder, the newest first."""
-    return iter(sorted(folder.glob("[0-9]" * 5), reverse=True))
+    return sorted(folder.glob("[0-9]" * 5), reverse=True)
 
 
 def verify(source: Path, settings: TrainerSettings, **about: object) -> None:

@@ -39,7 +39,7 @@ def _without(deviation: str) -> None:
     elif deviation == "sklearn, scipy":
         optional_parts.hidden_packages = lambda *_: nullcontext()  # type: ignore[assignment, attr-defined]
     elif deviation == "distributions":
-        optional_parts._distributions_on_demand = nullcontext  # type: ignore[assignment]
+        optional_parts.replaced = lambda *_: nullcontext()  # type: ignore[assignment, attr-defined]
     elif deviation == "unused parts of vllm":
         vllm_internals.UNUSED = ()  # type: ignore[assignment]
     elif deviation == "pandas":

@@ -153,7 +153,7 @@ def _checked_form(plain: against_plain.PlainModel, form: Packed, prepare: Prepar
 def _digest(hf_config: JSON, folder: Path, images: bool) -> str:
     """Digest of everything that the result depends on."""
     here = Path(__file__).parent
-    names = ("batch_forms", "layout", "logprobs", "packing", "plain_model", "model_support", "row_images")
+    names = ("batch_forms", "layout", "logprobs", "packing", "plain_model", "model_support")
     ours = [*(here.parent / f"{name}.py" for name in names), *sorted((here.parent / "kernels").glob("*.py"))]
     ours.append(here.parents[1] / "artifacts" / "vision.py")
     code = [*ours, *sorted(here.glob("*.py")), *sorted(folder.glob("*.py"))]
