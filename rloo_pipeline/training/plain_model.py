@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def load_plain(policy: Policy, dtype: str, **options: object) -> PreTrainedModel:
+def load_plain(policy: Policy, dtype: str, **options: Any) -> PreTrainedModel:
     """Loads the full model of a policy, or the base of its adapter, with transformers.
 
     Raises:
