@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 if TYPE_CHECKING:
     from rloo_pipeline.config.algorithm import Clip, LossAggMode, RatioLevel
@@ -219,19 +218,3 @@ def aggregate(
     elif mode == "sequence_mean_token_sum_norm":
         per_completion = per_completion / totals.longest
     return per_completion.sum() / max(1, totals.completions)
-
-
-def bradley_terry(
-    chosen: Float[Tensor, " pairs"],
-    rejected: Float[Tensor, " pairs"],
-    margins: Float[Tensor, " pairs"],
-    center: float = 0.0,
-) -> Float[Tensor, " pairs"]:
-    """The Bradley–Terry loss of a reward model for each pair (arXiv 2009.01325, equation 1), as in TRL's RewardTrainer.
-
-    For a pair with rewards r_c of the chosen and r_r of the rejected completion, a margin m (arXiv 2307.09288, equation
-    2) and a coefficient c that keeps rewards near 0 (arXiv 2312.09244, equation 6):
-
-        −log σ(r_c − r_r − m) + c · (r_c + r_r)²
-    """
-    return -logsigmoid(chosen - rejected - margins) + center * (chosen + rejected) ** 2

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rloo_pipeline.algorithm.loss import bradley_terry
+from rloo_pipeline.algorithm.preference_loss import bradley_terry
 from rloo_pipeline.artifacts import assets as asset_files
 from rloo_pipeline.artifacts import lineage
 from rloo_pipeline.artifacts.files import write_json

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rloo_pipeline.algorithm.loss import bradley_terry
+from rloo_pipeline.algorithm.preference_loss import bradley_terry
 
 CHOSEN, REJECTED, MARGINS = [2.0, -1.0, 0.5, 40.0], [1.0, 0.0, 0.5, -40.0], [0.0, 0.5, 2.0, 0.0]
 
