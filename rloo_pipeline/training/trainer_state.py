@@ -48,7 +48,7 @@ class TrainerState:
         self.parts: dict[str, object] = {}
         """The objects that DeepSpeed would write on this rank, by file name; empty with an offload to a disk."""
         if not engine.settings.deepspeed.offload.on_disk:
-            engine.engine.checkpoint_engine.save = lambda part, path: self.parts.update({Path(path).name: part})
+            engine.engine.checkpoint_engine.save = self._take
             engine.engine.save_checkpoint(
                 TAG,
                 tag=TAG,
@@ -56,6 +56,9 @@ class TrainerState:
                 save_latest=False,
                 exclude_frozen_parameters=engine.settings.lora is not None,
             )
+
+    def _take(self, state_dict: object, path: str) -> None:
+        self.parts[Path(path).name] = state_dict
 
     def write(self, target: Path) -> None:
         """Replaces the state in `target`, all at once, and removes the states of earlier rounds beside it.
