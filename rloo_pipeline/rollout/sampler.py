@@ -135,7 +135,8 @@ class Sampler:
         vllm_internals.reset_cache(llm)
         reply = swap_check.ask(llm, self.probe, self.lora)
         swap_check.check_change(before, reply, policy)
-        if not self.swap_checked or swap_check.is_cheap(policy):
+        size = sum(file.stat().st_size for file in policy.weights)
+        if not self.swap_checked or size <= swap_check.ALWAYS_CHECKED_BYTES:
             number_format = FP8 if "quantization" in self.settings else None
             swap_check.check_weights(reply, policy, self.settings["dtype"], number_format)
             self.swap_checked = True

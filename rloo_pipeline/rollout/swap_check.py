@@ -177,11 +177,6 @@ def check_change(before: EngineReply, reply: EngineReply, policy: Policy) -> Non
         raise IncompatibleEngine("the weights of another policy")
 
 
-def is_cheap(policy: Policy) -> bool:
-    """True if the weights are small enough to check every swap."""
-    return sum(file.stat().st_size for file in policy.weights) <= ALWAYS_CHECKED_BYTES
-
-
 def check_weights(reply: EngineReply, policy: Policy, dtype: Dtype, number_format: str | None = None) -> None:
     """Checks that an engine computes with the weights of a policy.
 

@@ -83,16 +83,11 @@ def prepare(policy: Policy) -> None:
 
 
 def replace_ranks() -> None:
-    """Makes vLLM's sampler return zeros for ranks."""
-    sampler: Any = import_module("vllm.v1.sample.sampler")
-    sampler.batched_count_greater_than = _no_ranks
-
-
-def _no_ranks(logps: Tensor, _: Tensor) -> Tensor:
-    """Zeros [tokens], in place of the ranks that the sampled log-probs [tokens, 1] have in `logps` [tokens,
+    """Makes vLLM's sampler return zeros [tokens] for the ranks of sampled log-probs [tokens, 1] in those of [tokens,
     vocabulary].
     """
-    return logps.new_zeros(logps.shape[0]).long()
+    sampler: Any = import_module("vllm.v1.sample.sampler")
+    sampler.batched_count_greater_than = lambda logps, _: logps.new_zeros(logps.shape[0]).long()
 
 
 def register(architecture: str) -> None:

@@ -5,6 +5,7 @@ used here. This takes seconds at the start of every stage. All four work without
 hidden during the import. User code and later imports find them as usual.
 """
 
+import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,17 @@ def prepare_arrow() -> None:
         pyarrow.array([0])
     finally:
         sys.meta_path.remove(Hides)
+
+
+@contextmanager
+def replaced(owner: object, name: str, value: object) -> Iterator[None]:
+    """A block in which an attribute of a module or a class has another value."""
+    original = inspect.getattr_static(owner, name)  # of a class method not what it is bound to
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
 
 
 @contextmanager

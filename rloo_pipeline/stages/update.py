@@ -67,7 +67,7 @@ def update(
     sampled = round_tables.read(inputs, round=round_, policy=sampler.digest, vocabulary=sampler.vocabulary)
     proof = None if checks is None else RolloutProof(config, round_, sampler, checks, inputs)
     if proof and sampler != policy:
-        proof.by_older_policy(sampled.rollouts)
+        proof.by_pass(sampled.rollouts)
     engine, state = retraining.trainer_after(config, round_ - 1, policy, trainer)
     trained = round_training.train(config, round_, engine, state, sampled, proof)
     measured = round_training.metrics_of(config, round_, engine, sampled, trained)

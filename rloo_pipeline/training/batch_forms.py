@@ -6,7 +6,7 @@ batch padded on the right, or one sequence at a time. They compute a shared prom
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -14,15 +14,6 @@ from torch import Tensor
 
 from rloo_pipeline.training.kernels import attention
 from rloo_pipeline.training.packing import Pack, Sequences
-
-
-class ModelInputs(NamedTuple):
-    """Inputs of a model, and the positions of its outputs for completions."""
-
-    arguments: dict[str, Any]
-    """Arguments of the model's forward."""
-    predicting: Int[Tensor, " completion_tokens"]
-    """Index of the output that predicts each completion token, counted over the rows one after the other."""
 
 
 class Packed:
@@ -70,9 +61,11 @@ class Packed:
                 shared = True
         return batches
 
-    def inputs(self, pack: Pack) -> ModelInputs:
-        """Inputs of the model."""
-        return ModelInputs(pack.inputs(), pack.predicting)
+    def inputs(self, pack: Pack) -> tuple[dict[str, Any], Int[Tensor, " completion_tokens"]]:
+        """Arguments of the model's forward, and the index of the output that predicts each completion token, counted
+        over the rows one after the other.
+        """
+        return pack.inputs(), pack.predicting
 
     def logits(self, model: Any, pack: Pack) -> Float[Tensor, "completion_tokens vocabulary"]:
         """The logits that predict the completion tokens."""
@@ -104,8 +97,8 @@ class Padded(Packed):
                 batches.append([row])
         return batches
 
-    def inputs(self, pack: Pack) -> ModelInputs:
-        """Inputs of the model; with a mask only if there is padding."""
+    def inputs(self, pack: Pack) -> tuple[dict[str, Any], Int[Tensor, " completion_tokens"]]:
+        """As in `Packed`; with a mask only if there is padding."""
         layout, starts = pack.layout, pack.layout.starts.long()
         lengths, step = starts.diff().unsqueeze(-1), torch.arange(layout.blocks[0].tokens, device=starts.device)
         laid_out = (starts[:-1].unsqueeze(-1) + step).where(step < lengths, 0)
@@ -117,7 +110,7 @@ class Padded(Packed):
             arguments |= pack.vision.inputs(arguments["input_ids"])
         first_copy = layout.first_copy[pack.predicting]
         sequence = torch.searchsorted(starts, first_copy, right=True) - 1
-        return ModelInputs(arguments, sequence * len(step) + first_copy - starts[sequence])
+        return arguments, sequence * len(step) + first_copy - starts[sequence]
 
     def logits(self, model: Any, pack: Pack) -> Float[Tensor, "completion_tokens vocabulary"]:
         """As in `Packed`, but computes all logits first, since not every model can skip some."""

@@ -34,7 +34,7 @@ from rloo_pipeline.training import (
     sequence_group,
     weight_files,
 )
-from rloo_pipeline.training.deepspeed_internals import deepspeed_config, nvme, offload, split_model
+from rloo_pipeline.training.deepspeed_internals import deepspeed_config, nvme, split_model
 from rloo_pipeline.training.expert_load import ExpertLoad
 from rloo_pipeline.training.host_copies import HostCopies
 from rloo_pipeline.training.kernels.lm_head import LossOf, TokenOutputs
@@ -128,14 +128,12 @@ class Engine:
         Returns:
             [sequences, most sampled tokens] float32 on the CPU, the same on every rank; 0 at padding.
         """
-        return self._forward(sequences, advance, dropout, entropies=False)[0]
+        return self.outputs(sequences, advance, dropout)[0]
 
-    def logps_and_entropies(self, sequences: Sequences, advance: Advance = lambda _: None) -> Tensor:
-        """As `logps`, followed by the entropies of the distributions in nats: [2, sequences, most sampled tokens]."""
-        return self._forward(sequences, advance, dropout=True, entropies=True)
-
-    def _forward(self, sequences: Sequences, advance: Advance, dropout: bool, entropies: bool) -> Tensor:
-        """[1 or 2, sequences, most sampled tokens]: log-probs, and optionally entropies."""
+    def outputs(self, sequences: Sequences, advance: Advance, dropout: bool = True, entropies: bool = False) -> Tensor:
+        """As `logps`, followed by the entropies of the distributions in nats if they are wanted: [1 or 2, sequences,
+        most sampled tokens].
+        """
         values = torch.zeros(1 + entropies, len(sequences.prompts), max(sequences.sampled()), device=self.device)
         self.engine.train(dropout and self.settings.uses_dropout)
         with torch.no_grad():
@@ -223,8 +221,9 @@ class Engine:
         for rows in batches:
             assert following is not None
             pack = following.to(self.device)
-            with self.experts.counting(bool(rows) and advance is not None):
-                loss = self.engine(pack, loss_at_rows(rows, loss_of))
+            self.experts.counts_now = bool(rows) and advance is not None
+            loss = self.engine(pack, loss_at_rows(rows, loss_of))
+            self.experts.counts_now = False  # the backward pass may run layers again
             following = next(packs, None)
             self.engine.backward(loss * self.rank.world)
             total += loss.detach().double()
@@ -300,7 +299,7 @@ class Engine:
     @property
     def can_wait(self) -> bool:
         """True if a worker can keep the engine while other stages use the GPU."""
-        return self.device.type == "cpu" or offload.obstacle(self.engine) is None
+        return self.device.type == "cpu" or deepspeed_config.obstacle(self.engine) is None
 
     def leave_gpu(self) -> None:
         """Calls `offload`, but only if the engine is on a GPU."""
@@ -313,7 +312,7 @@ class Engine:
         Raises:
             IncompatibleEngine: under ZeRO 3.
         """
-        offload.to_host(self.engine, self.host_copies)
+        deepspeed_config.to_host(self.engine, self.host_copies)
         torch.cuda.empty_cache()
 
     def enter_gpu(self) -> None:

@@ -11,8 +11,7 @@ If a layer sends n_e tokens to expert e, the share of an expert is p_e = n_e / Î
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from math import log
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +32,7 @@ class ExpertLoad:
         """Hooks the expert layers; a model without any has no metrics."""
         self.counts: list[Tensor] = []
         self.counts_now = False
+        """True for forward passes that are counted."""
         for layer in filter(takes_experts, model.modules()):
             self._watch(layer, experts_argument(layer))
 
@@ -51,15 +51,6 @@ class ExpertLoad:
             self.counts[layer_index] = counts + padded[:most]
 
         layer.register_forward_pre_hook(count, with_kwargs=True)
-
-    @contextmanager
-    def counting(self, counts: bool = True) -> Iterator[None]:
-        """A block in which the model's forward passes are counted (if `counts`); they are not counted outside of it."""
-        self.counts_now = counts
-        try:
-            yield
-        finally:
-            self.counts_now = False
 
     def reset(self) -> None:
         """Sets the counts to 0."""

@@ -221,13 +221,13 @@ def install_compiled(module: TokenLogProbs, policy: Policy, device: torch.device
 def _compile(module: TokenLogProbs, base: Any, device: torch.device) -> None:
     """Compiles the layers for passes with and without gradients, on the self-check's sequences."""
     sequences = against_plain.probe(base.config, module.length_limit)
-    inputs = module.form.inputs(sequences.pick(range(4), module.group).to(device))
+    arguments, _ = module.form.inputs(sequences.pick(range(4), module.group).to(device))
     trained = next(parameter for parameter in base.parameters() if parameter.requires_grad)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         for training in (False, True):
             module.train(training)
             with torch.set_grad_enabled(training), host_copies.activations(module.offloads):
-                states = base.base_model(**inputs.arguments, use_cache=False).last_hidden_state
+                states = base.base_model(**arguments, use_cache=False).last_hidden_state
             if training:
                 torch.autograd.grad(states.sum(), trained)  # leaves all gradients as they are
 

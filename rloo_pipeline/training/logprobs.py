@@ -8,7 +8,7 @@ positions that predict a sampled token. If the model supports it, they never exi
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -23,15 +23,6 @@ from rloo_pipeline.training.kernels.lm_head import Form, LossOf, TokenOutputs, o
 from rloo_pipeline.training.packing import Pack
 from rloo_pipeline.training.sequence_group import SequenceGroup
 from rloo_pipeline.transformers_internals.router_replay import RouterReplay
-
-
-class SplitModel(NamedTuple):
-    """A causal language model in two parts."""
-
-    decoder: nn.Module
-    head: nn.Module
-    """Projection onto the vocabulary; given `lm_head.HeadInputs`, it computes log-probs or a loss, not logits."""
-    form: Form
 
 
 class TokenLogProbs(nn.Module):
@@ -54,7 +45,7 @@ class TokenLogProbs(nn.Module):
         """
         super().__init__()
         self.model = model
-        self.group = group or sequence_group.alone()
+        self.group = group or sequence_group.group_of(1)
         self.offloads = offloads
         self.temperature = temperature
         """Sampling temperature T."""
@@ -66,11 +57,13 @@ class TokenLogProbs(nn.Module):
         self.replay = RouterReplay(base, self.num_layers)
         self.never = tuple(vision.placeholder_ids(base.config.to_dict()))
         self.length_limit = model_support.length_limit(base.config.to_dict())
-        self.split = split(base)
-        """The model split before its vocabulary projection; None computes all logits at once."""
+        self.head_form = form_of_logits(base)
+        """The form of the logits, if the vocabulary projection computes log-probs; None computes all logits at once."""
+        if self.head_form is not None:
+            lm_head.use(base.get_output_embeddings())
         if self.group.size > 1 and self.form.name != batch_forms.Packed.name:
             raise sequence_group.refusal(self.name, f"trains in {self.form.name} batches")
-        if self.group.size > 1 and self.split is None:
+        if self.group.size > 1 and self.head_form is None:
             raise sequence_group.refusal(self.name, "has its own vocabulary projection")
 
     @property
@@ -96,16 +89,15 @@ class TokenLogProbs(nn.Module):
         Raises:
             UserError: the model does not process each sequence of the pack on its own.
         """
-        if self.split is None or (loss_of is None and torch.is_grad_enabled()):
+        if self.head_form is None or (loss_of is None and torch.is_grad_enabled()):
             return self._from_all_logits(pack, loss_of, top_k, entropies)
-        decoder, head, form = self.split
-        inputs = self.form.inputs(pack)
+        arguments, predicting = self.form.inputs(pack)
+        causal = self.full_model
         with self._checked(pack), host_copies.activations(self.offloads):
-            states = decoder(**inputs.arguments, use_cache=False).last_hidden_state
-        hidden = states.flatten(0, 1).index_select(0, inputs.predicting)
-        result: TokenOutputs | Tensor = head(
-            hidden, lm_head.HeadInputs(pack, self.temperature, loss_of, form, self.never, top_k, entropies)
-        )
+            states = causal.base_model(**arguments, use_cache=False).last_hidden_state
+        hidden = states.flatten(0, 1).index_select(0, predicting)
+        inputs = lm_head.HeadInputs(pack, self.temperature, loss_of, self.head_form, self.never, top_k, entropies)
+        result: TokenOutputs | Tensor = causal.get_output_embeddings()(hidden, inputs)
         return result
 
     @contextmanager
@@ -184,34 +176,17 @@ class TokenLogProbs(nn.Module):
         return loss_of(range(len(mask)), padded, mask, pack.unpack(entropy)[0], *others)
 
 
-def split(causal: Any) -> SplitModel | None:
-    """Splits a causal language model before its vocabulary projection, which takes `lm_head.HeadInputs` from then on.
+@torch.no_grad()
+def form_of_logits(causal: Any) -> Form | None:
+    """Finds the form of a causal language model's logits by feeding it made-up products, small ones and large ones.
 
     Returns:
-        The two parts; None if the logits are not a `Form` of that projection of the last hidden states, or are float16,
-        whose gradients need a loss scale that is not known here.
+        The form; None if the logits are not a `Form` of the vocabulary projection of the last hidden states, or are
+        float16, whose gradients need a loss scale that is not known here.
     """
     head = causal.get_output_embeddings()
     if type(head) is not nn.Linear or head.weight.dtype == torch.float16:
         return None
-    form = form_of_logits(causal, head)
-    if form is None:
-        return None
-    lm_head.use(head)
-    return SplitModel(causal.base_model, head, form)
-
-
-@torch.no_grad()
-def form_of_logits(causal: Any, head: nn.Linear) -> Form | None:
-    """Finds the form of a model's logits by feeding it made-up products, small ones and large ones.
-
-    Args:
-        causal: causal language model of transformers.
-        head: its vocabulary projection.
-
-    Returns:
-        The form; None if the logits are not a `Form` of the output of `head` for the last hidden states.
-    """
     ids = torch.ones((1, 2), dtype=torch.long, device=head.weight.device)
     training = causal.training
     causal.eval()

@@ -123,30 +123,20 @@ def update_metrics(batch: Batch, record: Record, algorithm: Algorithm, ratio_is_
         metrics["teacher/kl"] = _ratio(batch.teacher_kl[scored].sum(), lengths[scored].sum())
     elif algorithm.teacher is not None:
         metrics["teacher/kl"] = _ratio(record.distilled.sum(), tokens.sum())
-    metrics |= _kl_metrics(batch, record, lengths) | _gap_metrics(batch, record, lengths)
+    metrics |= kl_metrics(batch, record) | _gap_metrics(batch, record, lengths)
     return metrics | _weight_metrics(record, tokens, algorithm.mismatch)
 
 
-def kl_of_completion(batch: Batch, record: Record) -> float | None:
-    """Mean KL per completion in nats, from the reward or from the loss; None without a reference."""
-    if batch.completions.reference_logps is None:
-        return None
-    kl, counted = _kl_of(batch, record)
-    return _value(kl[counted].mean())
-
-
-def _kl_metrics(batch: Batch, record: Record, lengths: Tensor) -> Metrics:
-    """KL per token (TRL's `kl`) and per completion."""
+def kl_metrics(batch: Batch, record: Record) -> Metrics:
+    """KL per token (TRL's `kl`) and per completion in nats, from the reward or from the loss; None without a
+    reference.
+    """
     if batch.completions.reference_logps is None:
         return {"kl": None, "kl/sequence_mean": None}
-    kl, counted = _kl_of(batch, record)
+    kl, counted = (record.kl, record.trained > 0) if batch.kl is None else (batch.kl, ~batch.masked)
+    lengths = batch.completions.mask.sum(-1)
     per_token = _ratio(kl[counted].sum(), lengths[counted].sum())
     return {"kl": per_token, "kl/sequence_mean": _value(kl[counted].mean())}
-
-
-def _kl_of(batch: Batch, record: Record) -> tuple[Tensor, Tensor]:
-    """[completions] KL in nats, and [completions] bool: True where it counts."""
-    return (record.kl, record.trained > 0) if batch.kl is None else (batch.kl, ~batch.masked)
 
 
 def _gap_metrics(batch: Batch, record: Record, lengths: Tensor) -> Metrics:

@@ -9,7 +9,7 @@ in the row, but have no log-prob. The outputs for a pack therefore cover only th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
@@ -20,10 +20,40 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from rloo_pipeline.artifacts.vision import ImageTokens
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.training.layout import Layout, lay_out
-from rloo_pipeline.training.row_images import RowImages, Vision
 from rloo_pipeline.training.sequence_group import SequenceGroup
+
+
+class Vision(NamedTuple):
+    """The images of a batch, in the order of its sequences."""
+
+    arguments: dict[str, Tensor]
+    """Arguments of the model's forward, such as pixel_values; images follow each other in the first dimension."""
+    tokens: ImageTokens
+    """The tokens that stand for an image."""
+
+    def inputs(self, input_ids: Int[Tensor, "sequences tokens"]) -> dict[str, Tensor]:
+        """All arguments that a batch with these ids needs for its images."""
+        return {**self.arguments, **self.tokens.marked(input_ids)}
+
+
+class RowImages(NamedTuple):
+    """The images of sequences, by row."""
+
+    rows: Sequence[Sequence[Any]]
+    """The images of each sequence, such as their digests."""
+    pixels: Callable[[Any], Mapping[str, Tensor]]
+    """Function that processes an image."""
+    tokens: ImageTokens
+
+    def pick(self, rows: Sequence[int]) -> Vision | None:
+        """The images of these sequences; None if they have none."""
+        images = [self.pixels(image) for row in rows for image in self.rows[row]]
+        if not images:
+            return None
+        return Vision({name: torch.cat([image[name] for image in images]) for name in images[0]}, self.tokens)
 
 
 class OwnTokens(NamedTuple):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def load_plain(policy: Policy, dtype: str, **options: object) -> PreTrainedModel:
+def load_plain(policy: Policy, dtype: str, **options: Any) -> PreTrainedModel:
     """Loads the full model of a policy, or the base of its adapter, with transformers.
 
     Raises:
@@ -29,9 +29,8 @@ def load_plain(policy: Policy, dtype: str, **options: object) -> PreTrainedModel
             tensors of the model.
     """
     files = policy.weights  # checks that they are complete
-    mismatched = {"ignore_mismatched_sizes": True}  # loading_info lists them by name
     model: PreTrainedModel
-    model, loading_info = from_pretrained(policy, dtype, output_loading_info=True, **mismatched, **options)
+    model, loading_info = from_pretrained(policy, dtype, **options)
     model_files.check_loading_info(policy.base, loading_info)
     if untied := _untied(model, StoredTensors(files)):  # transformers would use both, vLLM would not
         raise UserError(
@@ -126,8 +125,9 @@ def load_one_by_one(
         return None
     check_gathered(shapes, policy)
     model: Any = without_weights(policy, dtype, **options)
-    stored = StoredTensors(policy.weights)
-    names = _names_of_parameters(model)
+    stored, names = StoredTensors(policy.weights), dict[nn.Parameter, list[str]]()
+    for name, parameter in model.named_parameters(remove_duplicate=False):  # a tied one has several names
+        names.setdefault(parameter, []).append(name)
     in_file = {parameter: name for parameter, each in names.items() for name in each if name in stored.files}
     if in_file.keys() != names.keys():
         return None
@@ -155,14 +155,6 @@ def _replace_tensor(model: nn.Module, name: str, value: Tensor) -> None:
     setattr(model.get_submodule(owner), leaf, value)
 
 
-def _names_of_parameters(model: nn.Module) -> dict[nn.Parameter, list[str]]:
-    """All names of each parameter; a tied one has several."""
-    names: dict[nn.Parameter, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(parameter, []).append(name)
-    return names
-
-
 def check_gathered(model: nn.Module, policy: Policy) -> None:
     """Checks that the hooks of modules, by which ZeRO 3 gathers weights, run before the weights are used.
 
@@ -178,8 +170,17 @@ def check_gathered(model: nn.Module, policy: Policy) -> None:
         )
 
 
-def from_pretrained(policy: Policy, dtype: str, **options: object) -> Any:
-    """Loads a causal language model with transformers' `from_pretrained`; does not check its tensors.
+def from_pretrained(
+    policy: Policy, dtype: str, kind: Any = None, advice: str = "use another model", **options: object
+) -> Any:
+    """Loads a model and the problems that transformers has found with its tensors, which it does not check.
+
+    Args:
+        policy: the model.
+        dtype: number format of the weights.
+        kind: class of transformers; None for that of a causal language model.
+        advice: what to do if transformers cannot load it.
+        options: further arguments of transformers' `from_pretrained`.
 
     Raises:
         UserError: transformers cannot load it.
@@ -187,19 +188,14 @@ def from_pretrained(policy: Policy, dtype: str, **options: object) -> Any:
     optional_parts.prepare_transformers()
     import torch
 
+    options |= {"trust_remote_code": policy.trust_remote_code, "use_safetensors": True, "output_loading_info": True}
+    options["ignore_mismatched_sizes"] = True  # the problems list them by name
     try:
-        return auto_class(policy.config).from_pretrained(
-            policy.base,
-            dtype=getattr(torch, dtype),
-            trust_remote_code=policy.trust_remote_code,
-            use_safetensors=True,
-            **options,
-        )
+        kind = kind or auto_class(policy.config)
+        return kind.from_pretrained(policy.base, dtype=getattr(torch, dtype), **options)
     except (ValueError, OSError, KeyError, RuntimeError) as error:
         raise_disk_error(error, policy.base)
-        raise UserError(
-            f"{policy.base}: not a causal language model that transformers can load ({one_line(error)})"
-        ) from error
+        raise UserError(f"{policy.base}: transformers cannot load it ({one_line(error)}); {advice}") from error
 
 
 def auto_class(hf_config: Mapping[str, Any]) -> Any:

@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 from rloo_pipeline.artifacts.model_files import check_loading_info
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON, Dtype
-from rloo_pipeline.errors import UserError, one_line, raise_disk_error
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import host_copies, plain_model, self_check
 from rloo_pipeline.training.batch_forms import FORMS, Packed
 from rloo_pipeline.training.engine import Engine
@@ -42,11 +42,11 @@ class RewardHead(nn.Module):
 
     def forward(self, pack: Pack, loss_of: LossOf | None = None, **_: bool) -> TokenOutputs | Float[Tensor, ""]:
         """The rewards in float32 in place of log-probs; with `loss_of` the loss of the rewards, [sequences, 1]."""
-        inputs, packed = self.form.inputs(pack), self.form.name == Packed.name
+        (arguments, predicting), packed = self.form.inputs(pack), self.form.name == Packed.name
         checked = attention.checked_forward(type(self.model).__name__, self.num_layers) if packed else nullcontext()
         with checked, host_copies.activations(self.offloads):
-            states = self.model.base_model(**inputs.arguments, use_cache=False).last_hidden_state
-        rewards: Tensor = self.model.score(states.flatten(0, 1).index_select(0, inputs.predicting)).squeeze(-1)
+            states = self.model.base_model(**arguments, use_cache=False).last_hidden_state
+        rewards: Tensor = self.model.score(states.flatten(0, 1).index_select(0, predicting)).squeeze(-1)
         if loss_of is None:
             return TokenOutputs(rewards)
         values, mask = pack.unpack(rewards)
@@ -84,28 +84,14 @@ def load_with_head(policy: Policy, dtype: Dtype) -> tuple[Any, Packed]:
     form = FORMS[self_check.load_or_run(policy).form]
     attention.register()
     policy.weights  # noqa: B018, checks that they are complete
-    try:
-        model, loading_info = AutoModelForSequenceClassification.from_pretrained(
-            policy.base,
-            num_labels=1,
-            dtype=getattr(torch, dtype),
-            attn_implementation=form.attention,
-            trust_remote_code=policy.trust_remote_code,
-            use_safetensors=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )
-    except (ValueError, OSError, KeyError, RuntimeError) as error:
-        raise_disk_error(error, policy.base)
-        raise UserError(
-            f"{policy.base}: transformers cannot load it for sequence classification ({one_line(error)}); "
-            "name a different one in reward_model.name_or_path"
-        ) from error
+    kind, advice = AutoModelForSequenceClassification, "name a different one in reward_model.name_or_path"
+    options = {"num_labels": 1, "attn_implementation": form.attention}
+    model, loading_info = plain_model.from_pretrained(policy, dtype, kind, advice, **options)
     head = getattr(model, "score", None)
     if type(head) is not nn.Linear or head.bias is not None or head.out_features != 1:
         raise UserError(
-            f"{policy.base}: {type(model).__name__} has no head `score` of one output without bias; name a model of "
-            "a different family in reward_model.name_or_path"
+            f"{policy.base}: {type(model).__name__} has no head `score` of one output without bias; {advice}, of "
+            "another family"
         )
     output = {name for name in loading_info["unexpected_keys"] if name.rpartition(".")[0] in ("lm_head", "embed_out")}
     known = {"missing_keys": {HEAD}, "unexpected_keys": output}

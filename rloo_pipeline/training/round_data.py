@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,27 +11,52 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts import image_store, tables
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.round_tables import RoundTables
 from rloo_pipeline.config import Algorithm
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training import row_images, selection
+from rloo_pipeline.training import selection
 from rloo_pipeline.training.batch import Batch, RoundTensors
-from rloo_pipeline.training.packing import Sequences
+from rloo_pipeline.training.packing import RowImages, Sequences
 
 if TYPE_CHECKING:
     from rloo_pipeline.training.objective import Record  # for types only: editing the loss must not redo log-probs
+
+CACHE_SIZE = 16
+"""Number of processed images to keep: completions of one prompt follow each other."""
 
 
 def sequences_of(rollouts: pa.Table, prompts: Path | None, policy: Policy) -> Sequences:
     """The token ids of rollouts, with the loss masks of episodes and the images of prompts.
 
-    The arguments and errors are the same as for `row_images.of_rollouts`.
+    The arguments and errors are the same as for `images_of`.
     """
     masks = rollouts["loss_mask"].to_pylist() if tables.is_episodes(rollouts) else None
-    images = row_images.of_rollouts(rollouts, prompts, policy)
+    images = images_of(rollouts, prompts, policy)
     return Sequences(rollouts["prompt_ids"].to_pylist(), rollouts["completion_ids"].to_pylist(), masks, images)
+
+
+def images_of(rollouts: pa.Table, prompts: Path | None, policy: Policy) -> RowImages | None:
+    """The images of a table of rollouts; None if its prompts have none.
+
+    The model's image processor gets each image alone, so its output depends on nothing else.
+
+    Args:
+        rollouts: the table.
+        prompts: folder that the stage `prompts` wrote.
+        policy: the policy, for its processor.
+
+    Raises:
+        UserError: the prompts have images, but `prompts` is None.
+    """
+    if image_store.IDS not in rollouts.column_names:
+        return None
+    if prompts is None:
+        raise UserError("the prompts of these rollouts have images; name the folder of the prompts with --prompts")
+    store = image_store.ImageStore(prompts)
+    pixels = lru_cache(CACHE_SIZE)(lambda digest: policy.pixels(store.image(digest)))
+    return RowImages(rollouts[image_store.IDS].to_pylist(), pixels, policy.image_tokens)
 
 
 def experts_of(rollouts: pa.Table) -> list[np.ndarray]:
@@ -70,12 +96,13 @@ def candidates_of(teacher: pa.Table, top_k: int, vocabulary: int) -> list[np.nda
     Raises:
         UserError: the table does not have `top_k` values for each token.
     """
-    _check_top(teacher, top_k)
-    ids = (row.values.to_numpy() for row in teacher[tables.TOP_IDS])
-    return [np.where(of_row < vocabulary, of_row, 0).reshape(-1, top_k) for of_row in ids]
+    ids, _ = _top_of(teacher, top_k)
+    ends = np.cumsum(tables.lengths(teacher["teacher_logps"]))
+    return np.split(np.where(ids < vocabulary, ids, 0), ends[:-1])
 
 
-def _check_top(teacher: pa.Table, top_k: int) -> None:
+def _top_of(teacher: pa.Table, top_k: int) -> list[np.ndarray]:
+    """Ids and log-probs of the teacher's likeliest tokens, [tokens, K]; errors as in `candidates_of`."""
     expected = [top_k * tokens for tokens in tables.lengths(teacher["teacher_logps"])]
     for name in (tables.TOP_IDS, tables.TOP_LOGPS):
         if name not in teacher.column_names or tables.lengths(teacher[name]) != expected:
@@ -83,6 +110,8 @@ def _check_top(teacher: pa.Table, top_k: int) -> None:
                 f"algorithm.teacher.top_k: the column {name} of the teacher's tables does not have {top_k} values for "
                 "each token; delete the round's folder teacher and run again"
             )
+    columns = (teacher[name].combine_chunks().flatten() for name in (tables.TOP_IDS, tables.TOP_LOGPS))
+    return [column.to_numpy().reshape(-1, top_k) for column in columns]
 
 
 def completions_of(
@@ -103,11 +132,7 @@ def completions_of(
 
     def padded_top(teacher: pa.Table, top_k: int) -> Tensor:
         """[completions, longest, K] float32, −inf for tokens that the student does not have, 0 at padding."""
-        _check_top(teacher, top_k)
-        ids, logps = (
-            teacher[name].combine_chunks().flatten().to_numpy().reshape(-1, top_k)
-            for name in (tables.TOP_IDS, tables.TOP_LOGPS)
-        )
+        ids, logps = _top_of(teacher, top_k)
         top = np.zeros((*mask.shape, top_k), np.float32)
         top[mask.numpy()] = np.where(ids < (vocabulary or 0), logps, -np.inf)
         return torch.from_numpy(top)

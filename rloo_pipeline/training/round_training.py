@@ -79,12 +79,9 @@ def train(
     with counting("update", passes * len(sequences.prompts)) as counter:
         completions = round_data.completions_of(config.algorithm, tables_used, config.rollout.cut_by, vocabulary)
         if config.algorithm.needs_old_pass:
-            if config.algorithm.top_entropy_quantile < 1:
-                old_logps, entropies = engine.logps_and_entropies(sequences, counter.advance)
-                completions = completions._replace(entropies=entropies)
-            else:
-                old_logps = engine.logps(sequences, counter.advance)
-            completions = completions._replace(old_logps=old_logps)
+            with_entropies = config.algorithm.top_entropy_quantile < 1
+            old_logps, *entropies = engine.outputs(sequences, counter.advance, entropies=with_entropies)
+            completions = completions._replace(old_logps=old_logps, entropies=next(iter(entropies), None))
         if proof is not None and not proof.is_done:
             _prove(engine, proof, completions, rollouts)
         batch, state = make_batch(config.algorithm, config.rollout, completions, state)
@@ -119,14 +116,10 @@ def _prove(engine: Engine, proof: RolloutProof, completions: RoundTensors, rollo
     """Proves the rollouts before the first step, unless that step's own log-probs will do it."""
     old, sampling = completions.old_logps, completions.sampling_logps
     if sampling is None or proof.masked or engine.settings.uses_dropout:
-        proof.by_pass(engine, rollouts)
+        proof.by_pass(rollouts, engine)
     elif old is not None and old is not sampling:
-        proof.by_logps(old, sampling, completions.mask, rollouts)
-
-
-def measures_ratio(algorithm: Algorithm) -> bool:
-    """True if the ratios of the steps are measured against π_old; otherwise they are 1 by construction."""
-    return algorithm.old_logps == "sampler" or algorithm.needs_old_pass or algorithm.is_one_step
+        absolute = ((old - sampling).double().abs() * completions.mask).sum(-1)
+        proof.by_sums(absolute, completions.mask.sum(-1), rollouts)
 
 
 def _steps(
@@ -150,9 +143,14 @@ def _steps(
     algorithm, samples = config.algorithm, config.rollout.num_generations
     groups = len(sequences.prompts) // samples
     record = Record.empty(len(sequences.prompts), engine.device)
-    lengths = batch.completions.mask.sum(-1)
     steps: list[tuple[float, float]] = []
     skipped = 0
+
+    def prove() -> None:
+        if proof is not None and not proof.is_done:
+            tokens = batch.completions.mask.sum(-1) * (engine.sum_over_ranks(record.has_gap) > 0)
+            proof.by_sums(engine.sum_over_ranks(record.gap[:, 0]), tokens, rollouts)
+
     for iteration in range(algorithm.num_iterations):
         order = permutation(groups, derive(config.seed, "steps", round_, iteration))
         record.reset_pass()
@@ -167,9 +165,6 @@ def _steps(
                 engine.skip_step()
                 skipped += 1
                 continue
-            prove = None
-            if proof is not None and not proof.is_done:
-                prove = partial(proof.by_first_step, engine, record, lengths, rollouts)
             loss = engine.step(sequences, unmasked, loss_of, counter.advance, prove)
             steps.append((loss, engine.grad_norm))
     return Record(*(engine.sum_over_ranks(values) for values in record)), steps, skipped
@@ -177,7 +172,7 @@ def _steps(
 
 def _next_state(section: KL, state: AlgorithmState, batch: Batch, record: Record, rollouts: pa.Table) -> AlgorithmState:
     """The state with β adapted to this round's KL and this round's tokens counted."""
-    beta, kl = state.beta, metrics.kl_of_completion(batch, record)
+    beta, kl = state.beta, metrics.kl_metrics(batch, record)["kl/sequence_mean"]
     if section.target is not None and kl is not None:
         beta = adapt_beta(batch.beta, kl, section.target, section.gain)
     tokens = sum(sum(tables.lengths(rollouts[name])) for name in ("prompt_ids", "completion_ids"))
@@ -194,15 +189,15 @@ def metrics_of(config: Config, round_: int, engine: Engine, sampled: RoundTables
         sampled: all completions of the round.
         trained: result of the training.
     """
-    found = metrics.sample_metrics(sampled.rollouts, sampled.scores, config.rollout.num_generations)
-    found |= metrics.update_metrics(trained.batch, trained.record, config.algorithm, measures_ratio(config.algorithm))
+    algorithm, samples = config.algorithm, config.rollout.num_generations
+    found = metrics.sample_metrics(sampled.rollouts, sampled.scores, samples)
+    # otherwise they are 1 by construction
+    measures_ratio = algorithm.old_logps == "sampler" or algorithm.needs_old_pass or algorithm.is_one_step
+    found |= metrics.update_metrics(trained.batch, trained.record, algorithm, measures_ratio)
     if config.rollout.masked_by:
         found |= {f"sampling/{name}": None for name in metrics.OF_ENGINES}
-    found |= metrics.group_metrics(
-        teaching_groups(config.algorithm, config.rollout.num_generations, sampled),
-        sampled,
-        len(trained.rollouts) // config.rollout.num_generations,
-    )
+    teaching = teaching_groups(algorithm, samples, sampled)
+    found |= metrics.group_metrics(teaching, sampled, len(trained.rollouts) // samples)
     found["sampling/staleness"] = metrics.staleness(sampled.rollouts, round_)
     found |= trained.experts | _step_metrics(engine, trained)
     return found | {"round": round_, "num_tokens": trained.algorithm_state.num_tokens}

@@ -33,7 +33,6 @@ from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training import forward_only, round_data
 from rloo_pipeline.training.deepspeed_internals import split_model
 from rloo_pipeline.training.engine import Engine
-from rloo_pipeline.training.objective import Record
 
 ROUNDING = {"float32": 1e-4, "bfloat16": 0.04, "float16": 0.02, FP8: 0.35}
 """Largest mean difference by rounding, in nats per token, in random models (see the check `logprob_difference`)."""
@@ -209,54 +208,41 @@ class RolloutProof:
         """True if the sampler's log-probs are of a distribution with masked tokens, so `by_pass` compares them."""
         self.is_done = False
 
-    def by_older_policy(self, rollouts: pa.Table) -> None:
-        """With a lag: loads the policy that sampled, which the trainer no longer holds, and compares with it.
-
-        Raises:
-            UserError: another policy sampled the rollouts.
-        """
-        config = self.config
-        split_model.start_ranks()
-        chosen = self._chosen(rollouts)
-        sequences = round_data.sequences_of(chosen, self.prompts, self.policy)
-        logps = forward_only.logps_of_completions(config, self.policy, config.rollout.temperature, sequences, "proof")
-        self._require_lists(chosen, logps)
-
-    def by_pass(self, engine: Engine, rollouts: pa.Table) -> None:
+    def by_pass(self, rollouts: pa.Table, engine: Engine | None = None) -> None:
         """Compares with a pass of the trainer without dropout, if the round's policy sampled any completion entirely.
+        Without an engine, loads the policy that sampled, which the trainer does not hold.
 
         Raises:
             UserError: another policy sampled the rollouts.
         """
         if not any(self._own(rollouts)):
             return
-        chosen = self._chosen(rollouts)
-        sequences = round_data.sequences_of(chosen, self.prompts, engine.policy)
-        logps = engine.logps(sequences, dropout=False)
-        lengths = sequences.sampled()
-        self._require_lists(chosen, [row[:length].tolist() for row, length in zip(logps, lengths, strict=True)])
+        config, chosen = self.config, self._chosen(rollouts)
+        sequences = round_data.sequences_of(chosen, self.prompts, self.policy)
+        if engine is None:
+            split_model.start_ranks()
+            temperature = config.rollout.temperature
+            logps = forward_only.logps_of_completions(config, self.policy, temperature, sequences, "proof")
+        else:
+            padded = engine.logps(sequences, dropout=False)
+            logps = [row[:length].tolist() for row, length in zip(padded, sequences.sampled(), strict=True)]
+        truncated = config.rollout.cut_by is not None or self.masked
+        self._require(of_lists(logps, chosen["sampling_logps"].to_pylist(), truncated))
 
-    def by_logps(self, old: Tensor, sampling: Tensor, mask: Tensor, rollouts: pa.Table) -> None:
-        """Compares with the pass for π_old; all tensors are [completions, tokens].
+    def by_sums(self, absolute: Tensor, tokens: Tensor, rollouts: pa.Table) -> None:
+        """Compares with log-probs that the update computes anyway.
+
+        Args:
+            absolute: Σ_t |log π_trainer − log π_sampler| of each completion.
+            tokens: number of its sampled tokens, 0 if these log-probs do not include it.
+            rollouts: the completions.
 
         Raises:
             UserError: another policy sampled the rollouts.
         """
-        absolute = ((old - sampling).double().abs() * mask).sum(-1)
-        own = self._own(rollouts)
-        if any(own):
-            self._require(difference(absolute[own], mask.sum(-1)[own]))
-
-    def by_first_step(self, engine: Engine, record: Record, lengths: Tensor, rollouts: pa.Table) -> None:
-        """Compares with the log-probs of the first optimizer step, just after its backward pass.
-
-        Raises:
-            UserError: another policy sampled the rollouts.
-        """
-        compared = (engine.sum_over_ranks(record.has_gap) > 0) & lengths.new_tensor(self._own(rollouts)).bool()
-        absolute = engine.sum_over_ranks(record.gap[:, 0])
+        compared = (tokens > 0) & torch.tensor(self._own(rollouts))
         if compared.any():
-            self._require(difference(absolute[compared], lengths[compared]))
+            self._require(difference(absolute[compared], tokens[compared]))
 
     def _chosen(self, rollouts: pa.Table) -> pa.Table:
         """Picks completions, the same ones in every process."""
@@ -271,10 +257,6 @@ class RolloutProof:
         number = self.config.rollout.policy_of(self.round)
         column = rollouts[tables.SEGMENTS].to_pylist()
         return [all(segment["policy_round"] == number for segment in segments) for segments in column]
-
-    def _require_lists(self, chosen: pa.Table, logps: list[list[float]]) -> None:
-        truncated = self.config.rollout.cut_by is not None or self.masked
-        self._require(of_lists(logps, chosen["sampling_logps"].to_pylist(), truncated))
 
     def _require(self, found: SamplerDifference) -> None:
         self.is_done = True

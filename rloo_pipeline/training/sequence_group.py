@@ -117,15 +117,14 @@ def refusal(model: str, cause: str) -> UserError:
     )
 
 
-def alone() -> SequenceGroup:
-    """A group of this rank only."""
+def group_of(size: int) -> SequenceGroup:
+    """The group of this rank and its neighbours. If there are any, all ranks must call this, after they are connected
+    (`start_ranks`).
+    """
+    if size > 1:
+        return _connected(torch.distributed.group.WORLD, size)
     rank = ranks.current()
     return SequenceGroup(0, 1, rank.number, rank.world)
-
-
-def group_of(size: int) -> SequenceGroup:
-    """The group of this rank and its neighbours. All ranks must call this, after they are connected (`start_ranks`)."""
-    return alone() if size == 1 else _connected(torch.distributed.group.WORLD, size)
 
 
 @cache

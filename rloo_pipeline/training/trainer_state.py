@@ -8,7 +8,6 @@ knows that it has ended, it runs again.
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -130,9 +129,9 @@ def remove_older(target: Path, lag: int) -> None:
         enough = enough or int(folder.name) <= int(target.name) - lag
 
 
-def of_rounds(folder: Path) -> Iterator[Path]:
+def of_rounds(folder: Path) -> list[Path]:
     """The states in a folder, the newest first."""
-    return iter(sorted(folder.glob("[0-9]" * 5), reverse=True))
+    return sorted(folder.glob("[0-9]" * 5), reverse=True)
 
 
 def verify(source: Path, settings: TrainerSettings, **about: object) -> None:

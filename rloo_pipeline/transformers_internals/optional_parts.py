@@ -11,8 +11,6 @@ import importlib.metadata
 import importlib.util
 import logging
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -20,7 +18,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from rloo_pipeline.runtime import guard
-from rloo_pipeline.runtime.import_shims import hidden_packages
+from rloo_pipeline.runtime.import_shims import hidden_packages, replaced
 
 PROCESSORS = ("Qwen2_5_VLProcessor", "Qwen3VLProcessor")
 """Classes of transformers whose video processor needs torchvision."""
@@ -34,7 +32,8 @@ def prepare_transformers() -> None:
         UserError: the installed transformers is not the version whose internals this package uses.
     """
     guard.require("transformers")
-    with hidden_packages("sklearn", "scipy"), _distributions_on_demand():
+    on_demand = replaced(importlib.metadata, "packages_distributions", Distributions)
+    with hidden_packages("sklearn", "scipy"), on_demand:
         from transformers.utils import import_utils
 
         import_utils.is_sklearn_available()
@@ -54,18 +53,6 @@ class Distributions:
         except importlib.metadata.PackageNotFoundError:
             named_alike = []
         return named_alike or [*packages_distributions().get(package, default)]
-
-
-@contextmanager
-def _distributions_on_demand() -> Iterator[None]:
-    """A block in which transformers may be imported; it gets `Distributions` in place of a mapping of all packages."""
-    metadata: Any = importlib.metadata
-    original = metadata.packages_distributions
-    metadata.packages_distributions = Distributions
-    try:
-        yield
-    finally:
-        metadata.packages_distributions = original
 
 
 def lacks_torchvision() -> bool:

@@ -6,11 +6,11 @@ wrong: DeepSeek-R1-Distill-Llama names LlamaTokenizerFast, which would lose all 
 models by their Hub id, which a local folder does not have.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
+from rloo_pipeline.runtime.import_shims import replaced
 from rloo_pipeline.transformers_internals import optional_parts
 
 
@@ -40,16 +40,9 @@ def prepare_tokenizers() -> Any:
     return original
 
 
-@contextmanager
-def as_in_other_programs() -> Iterator[None]:
-    """Lets transformers load tokenizers as in programs that do not call `prepare_tokenizers`."""
+def as_in_other_programs() -> AbstractContextManager[None]:
+    """A block in which transformers loads tokenizers as in programs that do not call `prepare_tokenizers`."""
     original = prepare_tokenizers()
     from transformers import TokenizersBackend
 
-    backend: Any = TokenizersBackend
-    prepared = backend.__dict__["convert_to_native_format"]
-    backend.convert_to_native_format = original
-    try:
-        yield
-    finally:
-        backend.convert_to_native_format = prepared
+    return replaced(TokenizersBackend, "convert_to_native_format", original)

@@ -20,7 +20,7 @@ from rloo_pipeline.demo.colours import square
 from rloo_pipeline.demo.vision_model import tiny_vision_model
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.report import samples
-from rloo_pipeline.training import row_images
+from rloo_pipeline.training import round_data
 from rloo_pipeline.user_code.score_table import batch_of
 
 pytestmark = pytest.mark.slow
@@ -123,7 +123,7 @@ def test_reward_functions_get_the_pixels(run) -> None:
 
 
 def test_the_trainer_gets_the_images_of_each_row(run, kind) -> None:
-    images = row_images.of_rollouts(rollouts(run), run / "prompts", Policy(run / "model"))
+    images = round_data.images_of(rollouts(run), run / "prompts", Policy(run / "model"))
     assert images is not None
     both, second = images.pick([0, 2]), images.pick([3])
     assert both is not None
@@ -133,7 +133,7 @@ def test_the_trainer_gets_the_images_of_each_row(run, kind) -> None:
         assert both.arguments["image_grid_thw"].tolist() == [[1, 4, 4]] * 2
     assert both.arguments["pixel_values"][PATCHES[kind] :].equal(second.arguments["pixel_values"])
     with pytest.raises(UserError, match="--prompts"):
-        row_images.of_rollouts(rollouts(run), None, Policy(run / "model"))
+        round_data.images_of(rollouts(run), None, Policy(run / "model"))
 
 
 def policy_0(model: Path, folder: Path) -> Path:

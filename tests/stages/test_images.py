@@ -69,8 +69,7 @@ def requests(folder: Path) -> list[Request]:
 
 def sequences(folder: Path, rows: Rows, change: Any = lambda image: image) -> Any:
     """The completions and the images of their prompts, which `change` changes."""
-    from rloo_pipeline.training.packing import Sequences
-    from rloo_pipeline.training.row_images import RowImages
+    from rloo_pipeline.training.packing import RowImages, Sequences
 
     policy = Policy(folder)
     shown = [[change(image) for image in of_prompt] for of_prompt in images() for _ in range(2)]

@@ -39,7 +39,7 @@ def _without(deviation: str) -> None:
     elif deviation == "sklearn, scipy":
         optional_parts.hidden_packages = lambda *_: nullcontext()  # type: ignore[assignment, attr-defined]
     elif deviation == "distributions":
-        optional_parts._distributions_on_demand = nullcontext  # type: ignore[assignment]
+        optional_parts.replaced = lambda *_: nullcontext()  # type: ignore[assignment, attr-defined]
     elif deviation == "unused parts of vllm":
         vllm_internals.UNUSED = ()  # type: ignore[assignment]
     elif deviation == "pandas":
@@ -120,7 +120,7 @@ def step(shape: shapes.Shape, repeats: int) -> None:
     prompts, completions, _ = shapes.batch(shape)
     sequences = Sequences([ids for ids in prompts for _ in range(shapes.K)], completions)
     rows, wrapped, deepspeed = list(range(len(completions))), engine.engine.module, engine.engine
-    split, clip = wrapped.split, vars(deepspeed).get("clip_fp32_gradients")
+    form, clip = wrapped.head_form, vars(deepspeed).get("clip_fp32_gradients")
 
     def own_clip() -> None:
         vars(deepspeed).pop("clip_fp32_gradients", None)
@@ -128,13 +128,13 @@ def step(shape: shapes.Shape, repeats: int) -> None:
     without: dict[str, Callable[[], Any]] = {
         "": lambda: None,
         "short attention": lambda: setattr(attention, "SHORT", 0),
-        "lm_head": lambda: setattr(wrapped, "split", None),
+        "lm_head": lambda: setattr(wrapped, "head_form", None),
         "clip": own_clip,
         "no all-reduce": lambda: setattr(deepspeed, "enable_backward_allreduce", True),
     }
 
     def measure(name: str) -> float:
-        attention.SHORT, wrapped.split, deepspeed.enable_backward_allreduce = short, split, False
+        attention.SHORT, wrapped.head_form, deepspeed.enable_backward_allreduce = short, form, False
         if clip is not None:
             deepspeed.clip_fp32_gradients = clip
         without[name]()

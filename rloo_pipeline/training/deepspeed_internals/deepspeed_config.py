@@ -1,10 +1,13 @@
-"""DeepSpeed's configuration, and replacements for its gradient clipping, checkpoint writer and compiled operations."""
+"""DeepSpeed's configuration, replacements for its gradient clipping, checkpoint writer and compiled operations, and the
+way of its tensors off a GPU.
+"""
 
 from __future__ import annotations
 
 import io
 import os
 import pickle
+from collections.abc import Iterator
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +16,7 @@ from types import ModuleType, SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from rloo_pipeline.config import JSON, merge
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.runtime import devices, guard, ranks
 from rloo_pipeline.runtime.import_shims import hidden_packages
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
     from torch import Tensor, nn
 
+    from rloo_pipeline.training.host_copies import HostCopies
     from rloo_pipeline.training.settings import TrainerSettings
 
 
@@ -109,8 +113,10 @@ def adjust(engine: DeepSpeedEngine, settings: TrainerSettings) -> None:
     which leaves out a base in 4 bits.
     """
     clip_plainly(engine, settings.max_grad_norm)
-    # otherwise a single rank would copy all gradients back and forth to sum them
-    engine.enable_backward_allreduce = ranks.current().world > 1 or needs_allreduce(engine)
+    # Otherwise a single rank would copy all gradients back and forth to sum them. Under ZeRO, except for stage 1 in
+    # bfloat16, the optimizer receives gradients only through the all-reduce.
+    under_zero = hasattr(engine.optimizer, "reduce_gradients") or engine.zero_optimization_partition_gradients()
+    engine.enable_backward_allreduce = ranks.current().world > 1 or bool(under_zero)
     engine.checkpoint_engine.makedirs = lambda *_, **__: None  # `trainer_state` writes files
     engine._copy_recovery_script = lambda *_: None
     engine.checkpoint_engine.load = load_values
@@ -141,14 +147,6 @@ def clip_plainly(engine: DeepSpeedEngine, max_grad_norm: float) -> None:
             clip_grads_with_norm_(parameters, max_grad_norm, norm)
 
     engine.clip_fp32_gradients = clip
-
-
-def needs_allreduce(engine: DeepSpeedEngine) -> bool:
-    """True if the optimizer receives gradients only through the all-reduce, even on a single rank.
-
-    This is so under ZeRO, except for stage 1 in bfloat16.
-    """
-    return hasattr(engine.optimizer, "reduce_gradients") or bool(engine.zero_optimization_partition_gradients())
 
 
 def can_lower_loss_scale(engine: DeepSpeedEngine) -> bool:
@@ -251,3 +249,38 @@ def disable_compiled_operations() -> None:
     from deepspeed import ops
 
     ops.__compatible_ops__ = {}
+
+
+def obstacle(engine: DeepSpeedEngine) -> str | None:
+    """The reason an engine cannot be moved, if any: ZeRO 3 and `deepspeed.offload` have buffers of their own."""
+    if engine.zero_cpu_offload():
+        return "an optimizer that is in host memory already"
+    return "weights that ZeRO 3 has split" if engine.zero_optimization_stage() == 3 else None
+
+
+def to_host(engine: DeepSpeedEngine, copies: HostCopies) -> None:
+    """Moves weights and optimizer from the GPU to host memory between two steps, until `copies.restore`.
+
+    A trained 16-bit weight takes 14 bytes of host memory (the weight, its float32 copy, two moments), a frozen one 2.
+    Gradients take none, since they are 0 between two steps.
+
+    Raises:
+        IncompatibleEngine: there is an `obstacle`.
+    """
+    if reason := obstacle(engine):
+        raise IncompatibleEngine(reason)
+    frozen = (weights for weights in engine.module.parameters() if not weights.requires_grad)
+    copies.take(_changing_tensors(engine), frozen, getattr(engine.optimizer, "fp32_groups_gradients_flat", ()))
+
+
+def _changing_tensors(engine: DeepSpeedEngine) -> Iterator[Tensor]:
+    """Trained weights, their float32 copies, and the optimizer's moments."""
+    import torch
+
+    optimizer = engine.basic_optimizer
+    yield from (weights for weights in engine.module.parameters() if weights.requires_grad)
+    yield from engine.module.buffers()
+    for group in optimizer.param_groups:
+        yield from group["params"]
+    for state in optimizer.state.values():
+        yield from (value for value in state.values() if torch.is_tensor(value))

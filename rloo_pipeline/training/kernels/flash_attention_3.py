@@ -5,7 +5,7 @@ tried once per process on two small cases. Unless it is as close to float32 as t
 """
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,32 +21,23 @@ LENGTHS = (40, 129)
 SLACK = 1.5
 """Largest error allowed, as a multiple of the error of torch's own kernels."""
 
-Attention = Callable[[list[Tensor], int], Tensor]
-"""Attention of packed sequences with a window: (heads, window) → outputs; 0 for no window."""
-
-
 _seen = set[str]()
 """Devices for which `install` has been called."""
 
 
-def install(device: str, attend: Attention | None = None) -> str:
-    """Activates FlashAttention 3 if its results are right; tries once per process.
-
-    Args:
-        device: the device of the model.
-        attend: attention over sequences of LENGTHS; by default `by_torch`.
+def install(device: str) -> str:
+    """Activates FlashAttention 3 on the device of a model if its results are right; tries once per process.
 
     Returns:
         The reason it stays off, on the first call; empty if it is on, not installed, or not for this card.
     """
-    attend = attend or by_torch
     if device in _seen or not is_for(device):
         return ""
     _seen.add(device)
-    usual = [error(attend, window, device) for window in (0, 32)]
+    usual = [error(window, device) for window in (0, 32)]
     try:
         activate_flash_attention_impl("FA3")
-        errors = [error(attend, window, device) for window in (0, 32)]
+        errors = [error(window, device) for window in (0, 32)]
     except Exception as failure:  # any exception: a library's kernel may fail on this card
         restore_flash_attention_impl(_raise_warn=False)
         return one_line(failure)
@@ -62,13 +53,13 @@ def is_for(device: str) -> bool:
     return installed and device.startswith("cuda") and torch.cuda.get_device_capability(device)[0] == 9
 
 
-def error(attend: Attention, window: int, device: str) -> float:
+def error(window: int, device: str) -> float:
     """The largest difference of outputs and gradients in bfloat16 from those in float32, for the same inputs."""
     generator = torch.Generator().manual_seed(0)
     drawn = [torch.randn(sum(LENGTHS), heads, 64, generator=generator) for heads in (4, 2, 2, 4)]
     *heads, weights = (tensor.to(device, torch.bfloat16) for tensor in drawn)
     results = []
-    for way, dtype in ((attend, torch.bfloat16), (_exact, torch.float32)):
+    for way, dtype in ((by_torch, torch.bfloat16), (_exact, torch.float32)):
         inputs = [tensor.to(dtype, copy=True).requires_grad_() for tensor in heads]
         out = way(inputs, window)
         (out * weights.to(dtype)).sum().backward()
@@ -77,7 +68,7 @@ def error(attend: Attention, window: int, device: str) -> float:
 
 
 def _exact(heads: list[Tensor], window: int) -> Tensor:
-    """Attention by its formula, one sequence at a time."""
+    """Attention by its formula, one sequence at a time; a window of 0 is none."""
     outputs = []
     for query, key, value in zip(*(tensor.split(LENGTHS) for tensor in heads), strict=True):
         q, k, v = (tensor.transpose(0, 1) for tensor in (query, key, value))

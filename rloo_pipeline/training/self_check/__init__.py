@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.artifacts.manifest import digest as digest_of
@@ -22,10 +22,10 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.training import model_support
-
-if TYPE_CHECKING:
-    from rloo_pipeline.training.batch_forms import Packed
-    from rloo_pipeline.training.self_check import against_plain
+from rloo_pipeline.training.batch_forms import FORMS, Packed
+from rloo_pipeline.training.kernels import attention
+from rloo_pipeline.training.self_check import against_plain, small
+from rloo_pipeline.training.self_check.small import Unsuitable
 
 LOGPS, GRADIENT = 1e-3, 1e-2
 """Largest differences that float32 rounding explains: nats of a log-prob, and relative error of a parameter's gradient.
@@ -61,8 +61,6 @@ class SelfCheck(NamedTuple):
     @property
     def slow(self) -> str:
         """Describes a form that is slower than packed, and why it is needed; empty for packed."""
-        from rloo_pipeline.training.batch_forms import FORMS
-
         speed = FORMS[self.form].speed
         return f"{speed} ({self.why})" if speed else ""
 
@@ -114,10 +112,6 @@ def run(
     Raises:
         UserError: see `load_or_run`.
     """
-    from rloo_pipeline.training.batch_forms import FORMS, Packed
-    from rloo_pipeline.training.kernels import attention
-    from rloo_pipeline.training.self_check import against_plain, small
-
     attention.register()
     kind, problems = config.model_type, list[str]()
     for shrink in small.Shrink:
@@ -147,8 +141,6 @@ def run(
 
 def _checked_form(plain: against_plain.PlainModel, form: Packed, prepare: Prepare | None) -> SelfCheck:
     """The result for a form that is right; raises `Unsuitable` for another one."""
-    from rloo_pipeline.training.self_check.small import Unsuitable
-
     difference = plain.compare(form, prepare)
     if difference.logps <= LOGPS and difference.gradient <= GRADIENT:  # not NaN
         return SelfCheck(*difference, digest="", form=form.name)
@@ -161,7 +153,7 @@ def _checked_form(plain: against_plain.PlainModel, form: Packed, prepare: Prepar
 def _digest(hf_config: JSON, folder: Path, images: bool) -> str:
     """Digest of everything that the result depends on."""
     here = Path(__file__).parent
-    names = ("batch_forms", "layout", "logprobs", "packing", "plain_model", "model_support", "row_images")
+    names = ("batch_forms", "layout", "logprobs", "packing", "plain_model", "model_support")
     ours = [*(here.parent / f"{name}.py" for name in names), *sorted((here.parent / "kernels").glob("*.py"))]
     ours.append(here.parents[1] / "artifacts" / "vision.py")
     code = [*ours, *sorted(here.glob("*.py")), *sorted(folder.glob("*.py"))]
@@ -172,9 +164,6 @@ def _digest(hf_config: JSON, folder: Path, images: bool) -> str:
 
 
 def _summary(error: Exception) -> str:
-    from rloo_pipeline.training.kernels import attention
-    from rloo_pipeline.training.self_check.small import Unsuitable
-
     if isinstance(error, UserError | Unsuitable):
         return str(error)
     if isinstance(error, KeyError) and error.args == (attention.NAME,):

@@ -12,8 +12,7 @@ from rloo_pipeline.training.batch_forms import Packed
 from rloo_pipeline.training.kernels import attention, lm_head
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.model_support import LengthLimit
-from rloo_pipeline.training.packing import Sequences
-from rloo_pipeline.training.row_images import RowImages
+from rloo_pipeline.training.packing import RowImages, Sequences
 from rloo_pipeline.training.self_check import small
 
 LONGEST = attention.SHORT + 24

@@ -151,12 +151,6 @@ def test_one_scorable_sample_alone_teaches_nothing(rewards) -> None:
         assert (estimator(rewards) == 0).all(), name
 
 
-@given(st.integers(1, 9), st.integers(2, 6))
-def test_equal_rewards_teach_nothing(reward, samples) -> None:
-    for name, estimator in IN_GROUPS.items():
-        assert estimator(torch.full((2, samples), float(reward), dtype=torch.float64)).abs().max() < 1e-9, name
-
-
 def test_the_configuration_knows_which_estimators_give_groups_of_equal_rewards_a_signal() -> None:
     found = {name for name, one in ALL.items() if advantages.has_batch_baseline(one.formula, 2)}
     assert found == set(config.estimators("batch_baseline")) >= {"reinforce_pp"}

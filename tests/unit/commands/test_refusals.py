@@ -569,7 +569,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         Case("trains in padded batches, but replay", config=REPLAY, model=of_kind("granitemoehybrid"), checks=MODEL),
         Case("has no routers that can be replaced", config=REPLAY, model=of_kind("deepseek_v3"), checks=MODEL),
     ),
-    "training.row_images": BY_HAND,
+    "training.round_data.images_of": BY_HAND,
     "training.sampler_proof": SAMPLED,
     "training.self_check.__init__.run": (
         "tests/unit/training/test_self_check.py",

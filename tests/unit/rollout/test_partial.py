@@ -120,4 +120,4 @@ def test_age_counts_tokens_and_the_proof_looks_at_completions_of_the_rounds_poli
     assert proof._own(table) == own
     assert 0 < sum(own) < len(own)
     others = table.filter([not sampled for sampled in own])
-    proof.by_pass(SimpleNamespace(policy=None, logps=lambda *_, **__: pytest.fail("a pass of nothing")), others)
+    proof.by_pass(others, SimpleNamespace(logps=lambda *_, **__: pytest.fail("a pass of nothing")))

@@ -118,7 +118,7 @@ def test_a_model_with_liger_computes_on_the_cpu_where_an_engine_makes_it(liger) 
     model, plain = (small.build(small.shrink(CONFIG, small.Shrink.HEADS), False, "eager") for _ in range(2))
     for _ in range(2):
         faster_kernels.liger(model)
-    assert TokenLogProbs(model, 1.0).split is not None, "which runs the model"
+    assert TokenLogProbs(model, 1.0).head_form is not None, "which runs the model"
     ids = torch.tensor([[1, 2, 3]])
     assert torch.equal(model(input_ids=ids).logits, plain(input_ids=ids).logits)
     assert model.model.norm(torch.empty(1, device="meta")) == "by Liger"

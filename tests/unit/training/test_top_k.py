@@ -183,7 +183,7 @@ def test_loss_and_gradient_are_exact_on_every_path_of_the_head(beta, path, monke
     rows = [row for row in range(8) if row != TRUNCATED]
     for parts in (1, 3):
         module, record = TokenLogProbs(build(qwen3()), TEMPERATURE), Record.empty(8)
-        module.split = None if path == "all logits" else module.split
+        module.head_form = None if path == "all logits" else module.head_form
         step, total = StepLoss(algorithm, batch, range(8), T, record), 0.0
         for part in (rows[number::parts] for number in range(parts)):
             share = module(sequences.pick(part), loss_at_rows(part, step))
@@ -201,7 +201,7 @@ def test_the_likeliest_tokens_are_those_of_plain_transformers(path, monkeypatch)
         monkeypatch.setattr(lm_head, "MIN_ROWS", 2)
         monkeypatch.setattr(lm_head, "IN_CACHE", 2 * VOCABULARY)
     module, exact = TokenLogProbs(qwen3(), TEMPERATURE), qwen3().double()
-    module.split = None if path == "all logits" else module.split
+    module.head_form = None if path == "all logits" else module.head_form
     pack = packing.Sequences(PROMPTS, COMPLETIONS).pick(range(8))
     with torch.no_grad():
         top = module(pack, top_k=K)

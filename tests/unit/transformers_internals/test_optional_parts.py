@@ -4,13 +4,14 @@ from importlib import metadata
 
 import pytest
 
+from rloo_pipeline.runtime.import_shims import replaced
 from rloo_pipeline.transformers_internals import optional_parts
 from rloo_pipeline.transformers_internals.optional_parts import Distributions
 
 
 def test_distributions_are_those_of_a_mapping_of_all_packages(monkeypatch) -> None:
     names = metadata.packages_distributions()
-    with optional_parts._distributions_on_demand():
+    with replaced(metadata, "packages_distributions", Distributions):
         for package in ("torch", "accelerate", "mistral_common", "PIL"):
             assert metadata.packages_distributions().get(package, []) == [*dict.fromkeys(names[package])], package
         assert metadata.packages_distributions().get("no_such_package", []) == []

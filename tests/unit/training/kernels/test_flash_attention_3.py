@@ -23,10 +23,11 @@ def right(heads: list[torch.Tensor], window: int) -> torch.Tensor:
     return flash_attention_3._exact([tensor.float() for tensor in heads], window).to(torch.bfloat16)
 
 
-def test_it_is_used_where_it_is_as_close_as_torchs_kernels(active) -> None:
-    assert flash_attention_3.install("cpu", right) == ""
+def test_it_is_used_where_it_is_as_close_as_torchs_kernels(active, monkeypatch) -> None:
+    monkeypatch.setattr(flash_attention_3, "by_torch", right)
+    assert flash_attention_3.install("cpu") == ""
     assert active == ["FA3"]
-    assert flash_attention_3.install("cpu", right) == ""
+    assert flash_attention_3.install("cpu") == ""
     assert active == ["FA3"], "tried once"
 
 
@@ -34,7 +35,8 @@ def test_it_is_off_where_it_has_no_windows_or_fails(active, monkeypatch) -> None
     def without_windows(heads: list[torch.Tensor], window: int) -> torch.Tensor:
         return right(heads, 0 if active else window)
 
-    assert "differ from float32" in flash_attention_3.install("cpu", without_windows)
+    monkeypatch.setattr(flash_attention_3, "by_torch", without_windows)
+    assert "differ from float32" in flash_attention_3.install("cpu")
     assert not active
 
     def broken(heads: list[torch.Tensor], window: int) -> torch.Tensor:
@@ -42,7 +44,8 @@ def test_it_is_off_where_it_has_no_windows_or_fails(active, monkeypatch) -> None
             raise RuntimeError("no kernel image is available")
         return right(heads, window)
 
-    assert "no kernel image" in flash_attention_3.install("cpu:0", broken)
+    monkeypatch.setattr(flash_attention_3, "by_torch", broken)
+    assert "no kernel image" in flash_attention_3.install("cpu:0")
     assert not active
 
 

@@ -40,8 +40,8 @@ def run(
     entropies_of_loss.clear()
     module = TokenLogProbs(model, temperature)
     module.never = never
-    assert module.split is not None
-    module.split = None if plain else module.split
+    assert module.head_form is not None
+    module.head_form = None if plain else module.head_form
     loss = module(pack(), clipped)
     model.zero_grad()
     (3.0 * loss).backward()
@@ -81,7 +81,7 @@ def test_log_probs_and_entropies_are_the_same_numbers_with_and_without_a_loss(mo
 def test_log_probs_are_those_of_all_logits(monkeypatch, tokens) -> None:
     monkeypatch.setitem(lm_head.ELEMENTS, "cpu", 97 * tokens)
     split, whole = TokenLogProbs(qwen3(), 0.7), TokenLogProbs(qwen3(), 0.7)
-    whole.split = None
+    whole.head_form = None
     with torch.no_grad():
         torch.testing.assert_close(split(pack()).logps, whole(pack()).logps, rtol=1e-6, atol=1e-6)
 
@@ -142,7 +142,7 @@ def test_scaled_and_capped_logits_are_computed_in_pieces_too(kind, tokens, never
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_form_of_logits_is_that_of_the_configuration(dtype) -> None:
-    forms = [logprobs.split(scaled(kind).to(dtype)).form for kind in FORMS]
+    forms = [logprobs.form_of_logits(scaled(kind).to(dtype)) for kind in FORMS]
     assert forms == [(1 / 3.0, inf), (0.3, inf), (1.0, 0.2)]
 
 
@@ -158,7 +158,7 @@ def test_a_cap_does_not_hide_a_scale(monkeypatch) -> None:
         return type(out)(logits=out.logits / 2)
 
     monkeypatch.setattr(type(model), "forward", halved)
-    assert logprobs.split(model) is None
+    assert logprobs.form_of_logits(model) is None
 
 
 def test_logits_of_another_form_are_computed_all_at_once(monkeypatch) -> None:
@@ -175,11 +175,11 @@ def test_logits_of_another_form_are_computed_all_at_once(monkeypatch) -> None:
     def with_own_embeddings(self, input_ids, **named):
         return plain(self, inputs_embeds=2 * self.get_input_embeddings()(input_ids), **named)
 
-    assert logprobs.split(qwen3()) is not None
+    assert logprobs.form_of_logits(qwen3()) is not None
     monkeypatch.setattr(type(model), "forward", with_own_embeddings)
-    assert logprobs.split(model) is None, "the projection does not get what the decoder makes of the ids"
+    assert logprobs.form_of_logits(model) is None, "the projection does not get what the decoder makes of the ids"
     monkeypatch.setattr(type(model), "forward", scaled_by_itself)
-    assert logprobs.split(model) is None, "a scale that is not in config.json is only known rounded"
+    assert logprobs.form_of_logits(model) is None, "a scale that is not in config.json is only known rounded"
     monkeypatch.setattr(type(model), "forward", squared)
-    assert logprobs.split(model) is None
-    assert logprobs.split(qwen3(dtype=torch.float16)) is None
+    assert logprobs.form_of_logits(model) is None
+    assert logprobs.form_of_logits(qwen3(dtype=torch.float16)) is None
