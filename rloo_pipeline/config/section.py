@@ -1,8 +1,8 @@
 """Base class of all sections of the configuration."""
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import chain
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
+from itertools import chain, product
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -47,6 +47,17 @@ class Unused(str):
     """A problem of a key that has no effect."""
 
 
+class Excluded(NamedTuple):
+    """Keys, also of sections inside, and others that cannot be used with any of them. KEY: VALUE stands for that value,
+    and KEY for any other than the default.
+    """
+
+    keys: tuple[str, ...]
+    others: tuple[str, ...]
+    reason: str = ""
+    """A clause that follows the other key; empty for what is not supported yet."""
+
+
 class Section(BaseModel):
     """A section of the configuration. It is immutable and refuses unknown keys, NaN, infinity, booleans for numbers,
     the conflicts that `EXCLUDED` and `_problems` name, and keys that nothing reads without another one (`USED_WITH`).
@@ -55,9 +66,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
     # keys by the one without which nothing reads them
     USED_WITH: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    # keys, also of sections inside, and those that cannot be used with them; KEY: VALUE stands for that value, and KEY
-    # for any other than the default
-    EXCLUDED: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    EXCLUDED: ClassVar[tuple[Excluded, ...]] = ()
 
     def changed(self, *keys: str) -> list[str]:
         """Those of these keys whose values are not the defaults."""
@@ -97,10 +106,10 @@ class Section(BaseModel):
 
     def _conflicts(self) -> Iterator[str]:
         """A sentence for each pair of keys that cannot be used together."""
-        for name, others in self.EXCLUDED.items():
-            if key := self._setting(name):
-                for other in filter(None, map(self._setting, others)):
-                    yield f"{key} cannot be used with {other}; change one of the two"
+        for keys, others, reason in self.EXCLUDED:
+            why = f", {reason}" if reason else " yet"
+            pairs = product(filter(None, map(self._setting, keys)), filter(None, map(self._setting, others)))
+            yield from (f"{key} cannot be used with {other}{why}; change one of the two" for key, other in pairs)
 
     @model_validator(mode="after")
     def _refuse_first_problem(self, info: ValidationInfo) -> Self:
