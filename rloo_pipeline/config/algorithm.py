@@ -64,7 +64,7 @@ class Algorithm(Section):
         Excluded(
             ("filter_zero_variance",),
             ("multi_objective_aggregation", "teacher"),
-            "since it drops groups of equal scores, and these can teach here",
+            "since it drops groups of equal scores, which can teach here",
         ),
         Excluded(("old_logps: sampler",), ("mismatch.correction",), "since the ratio corrects for the sampler already"),
         Excluded(

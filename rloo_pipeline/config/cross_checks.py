@@ -29,7 +29,7 @@ EXCLUDED = (
             *("rollout.lag", "rollout.token_budget", "algorithm.kl.target", "algorithm.teacher"),
             *("algorithm.old_logps: sampler", "algorithm.mismatch.correction"),
         ),
-        "since the sampler's log-probs are those of the cut distribution, and the trainer's are not",
+        "since the sampler's log-probs are those of the cut distribution, unlike the trainer's",
     ),
     Excluded(
         ("rollout.lag", "rollout.token_budget"),
@@ -39,7 +39,7 @@ EXCLUDED = (
     Excluded(
         ("rollout.oversample",),
         ("algorithm.teacher", "algorithm.multi_objective_aggregation"),
-        "since it leaves out groups of equal scores, and these can teach here",
+        "since it leaves out groups of equal scores, which can teach here",
     ),
     Excluded(
         ("rollout.refill",),
