@@ -21,6 +21,7 @@ Tracker = Literal["tensorboard", "wandb", "mlflow"]
 TENSORBOARD: Tracker = "tensorboard"
 """Each update writes its files, so it has no module in trackers/."""
 RUN_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,244}$")
+EXCHANGE = re.compile(r"^(shared|node|[/$].+)$")
 _SPELLED_OUT = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "Ä": "Ae", "Ö": "Oe", "Ü": "Ue", "ß": "ss", "ø": "o"})
 
 
@@ -38,6 +39,15 @@ def check_run_name(name: str) -> str:
             f"without accents, digits, '.', '_' and '-', such as '{valid_run_name(name)}'"
         )
     return name
+
+
+def check_exchange(place: str) -> str:
+    """Returns the place if policies can be kept there; otherwise raises ValueError."""
+    if not EXCHANGE.fullmatch(place):
+        raise ValueError(
+            f"'{place}' is not a place for policies; write shared, node, or a path that begins with / or $"
+        )
+    return place
 
 
 class Report(Section):
@@ -80,7 +90,9 @@ class RunKeys(Section):
     """
     keep_every: int = Field(1, ge=1)
     """Keep the policy of every n-th round, and the last one. Others are deleted once no job needs them."""
-    exchange: str = Field("shared", pattern=r"^(shared|node|[/$].+)$")
+    exchange: Annotated[str, AfterValidator(check_exchange)] = Field(
+        "shared", json_schema_extra={"pattern": EXCHANGE.pattern}
+    )
     """Storage for policies that are not kept (`keep_every`), on their way from the trainer to the samplers. `shared`:
     the run's folder. `node`: the nodes' memory (/dev/shm). A path: that folder, on a disk of each node. Kept policies
     always go into the run's folder. Policies that are lost in a kill are trained again from the tables of their rounds.

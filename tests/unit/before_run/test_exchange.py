@@ -57,7 +57,7 @@ def test_one_machine_and_updates_on_all_nodes_are_right(monkeypatch) -> None:
     [
         ({"keep_every": 1}, "exchange: node cannot be used with keep_every: 1"),
         ({"update": {"lora": {}}}, "exchange: node cannot be used with update.lora"),
-        ({"exchange": "tmp"}, r"should match pattern '\^\(shared\|node"),
+        ({"exchange": "tmp"}, "'tmp' is not a place for policies; write shared, node, or a path"),
     ],
 )
 def test_keys_that_make_it_useless_are_refused(changes, sentence) -> None:
