@@ -91,6 +91,10 @@ class GenerationKwargs(Section):
         if forms and (len(forms) > 1 or not forms <= set(STRUCTURES)):
             yield (f"structured_outputs has {', '.join(map(str, forms))}; give it one of {', '.join(STRUCTURES)}")
 
+    def __bool__(self) -> bool:
+        """True if a key is set; an empty section excludes no other keys."""
+        return bool(self.for_vllm)
+
     @property
     def for_vllm(self) -> JSON:
         """The keys that are set, under vLLM's names."""

@@ -103,6 +103,12 @@ def test_what_an_update_could_not_account_for_is_refused(name) -> None:
     assert "\n" not in message
 
 
+def test_a_section_without_a_set_key_goes_with_tools() -> None:
+    tools = {"tools": ["rloo_pipeline.environments.tools:calculator"]}
+    for kwargs in ({}, {"stop": []}):
+        assert config(kwargs, {}, tools).rollout.uses_tools
+
+
 def test_an_evaluation_has_as_many_tokens_as_a_completion_has_at_least() -> None:
     run = mini(rollout={"generation_kwargs": {"min_tokens": 9}}, algorithm=WEIGHTED)
     assert validate(run | {"evaluation": {"max_completion_length": 9}}, "test.yaml")
