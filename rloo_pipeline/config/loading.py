@@ -189,7 +189,10 @@ def load_rewards(path: Path, run: Config) -> list[Reward]:
     Raises:
         UserError: the file is missing or not YAML, or a key is unknown, missing or out of range.
     """
-    rewards = checked(RewardsFile, read_mapping(path), str(path)).rewards
+    raw = _parse(_read(path), str(path))
+    if not isinstance(raw, Mapping):
+        raise UserError(f"{path}: must be a mapping with a list `rewards`")
+    rewards = checked(RewardsFile, dict(raw), str(path)).rewards
     # validated again as part of the run, which also checks the names of their columns
     plain = [reward.model_dump(mode="json") for reward in rewards]
     rest = run.model_dump(
@@ -219,7 +222,7 @@ def reward_from_arguments(function: str, options: str, timeout: float, batch: st
 
 
 def _read(path: Path) -> str:
-    if path.suffix == ".json":  # YAML has not all of its escapes and numbers
+    if path.suffix == ".json":  # YAML lacks some of its escapes and numbers
         raise UserError(f"{path}: a configuration is written in YAML; convert it")
     try:
         return path.read_text(encoding="utf-8")

@@ -177,6 +177,9 @@ def test_a_wrong_key_is_explained_by_the_keys_of_what_was_read(tmp_path) -> None
     file.write_text("model: {}\nrun: a\nrewards: [{function: 'mine.py:f'}]\n")
     with pytest.raises(UserError, match=r"unknown key 'model' \(and 1 more\); known keys here: rewards$"):
         load_rewards(file, validate(mini(), "test"))
+    file.write_text("- {function: 'mine.py:f'}\n")
+    with pytest.raises(UserError, match=r"rewards\.yaml: must be a mapping with a list `rewards`$"):
+        load_rewards(file, validate(mini(), "test"))
 
 
 def test_a_missing_or_unreadable_file_gives_a_one_line_error(tmp_path) -> None:
