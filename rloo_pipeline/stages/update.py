@@ -52,7 +52,7 @@ def update(
         metrics: JSON file for the metrics of the round.
         events: TensorBoard event file for the metrics.
         table: Parquet file for the values that the update used for each completion.
-        sampler: the policy that sampled the rollouts, an older one with `rollout.lag`; by default `policy`.
+        sampler: the policy that sampled the rollouts (default: `policy`; with `rollout.lag` an older one).
         reference, teacher: all shards of the log-probs of this model, in order.
         prompts: folder that prompts wrote, in a run with images.
         checks: checks.json of the run, to prove that the sampler had the policy.
