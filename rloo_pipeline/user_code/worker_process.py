@@ -215,6 +215,14 @@ def reap_group(leader: int) -> None:
             os.waitpid(-leader, 0)
 
 
+def reap_orphans(others: frozenset[int]) -> None:
+    """Reaps orphans that have ended; `others` are children of this process that stay."""
+    for child, (session, _) in _children().items():
+        if child not in others and session != os.getsid(0):
+            with suppress(ChildProcessError):
+                os.waitpid(child, os.WNOHANG)
+
+
 def end_orphans(others: frozenset[int]) -> None:
     """Kills orphans: processes that dead workers left behind and that this process adopted, with their children.
 

@@ -254,6 +254,38 @@ def mine(completions):
     assert [p.pid for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["/bin/sleep", duration]] == []
 
 
+def test_processes_that_leave_their_worker_and_end_are_not_kept_as_zombies(tmp_path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("""
+import os
+def mine(completions):
+    if os.path.exists(__file__ + ".calm"):
+        return [1.0] * len(completions)
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os._exit(0)
+        os._exit(0)
+    os.close(writer)
+    os.read(reader, 1)  # until both have ended
+    os.wait()
+    return [1.0] * len(completions)
+""")
+    before = set(psutil.Process().children())
+    with WorkerPools([Reward(function=f"{file}:mine")], 1) as pools:
+        for _ in range(3):
+            pools.score(batch(2), [1, 1], more=True)
+        Path(f"{file}.calm").touch()
+        worker = psutil.Process(pools.started[0][0].process.pid)
+
+        def kept() -> set[psutil.Process]:
+            pools.score(batch(2), [1, 1], more=True)  # one that is just ending is left to the next call
+            return set(psutil.Process().children()) - before - {worker}
+
+        wait_until(lambda: not kept())
+
+
 def test_functions_run_on_the_main_thread_and_can_use_alarms(file) -> None:
     assert scored(file, "alarmed").scores == [1.0] * 20
 
