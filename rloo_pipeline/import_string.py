@@ -57,7 +57,7 @@ def source_of(reference: str) -> Path | None:
     if spec is None:
         advice = f"; install it, or name a file as path/file.py:{name}"
         if module.startswith(f"{__package__}."):
-            advice = " in this version; CHANGELOG.md says what was removed, and what to use instead"
+            advice = " in this version; docs/rewards.md and docs/environments.md name those that it has"
         raise UserError(f"'{reference}': no module {module}{advice}")
     return Path(spec.origin) if spec.has_location and spec.origin else None
 

@@ -13,7 +13,8 @@ The judge gets the prompt, with `[image]` for each image, and the answer after t
 reply has no score, has one out of range, or is cut off at `max_tokens`, the score is None, with a reason in the column
 `error`. The same goes for a request that the endpoint refuses because of its content. But if it accepts another
 completion of the same prompt, the refused one, which may be too long for the judge's context, gets 0. The reward's
-`timeout` in the configuration must cover all attempts together; its `concurrency` limits the requests at a time.
+`timeout` in the configuration must cover all attempts together. Its `concurrency` limits the requests at a time; a call
+of more rows than that has at most REQUESTS at a time.
 
 As the `judge` of a configuration, the function compares two completions with PAIR_TEMPLATE. A refused pair gets None.
 """
@@ -69,6 +70,8 @@ is better and why. Then end with one line `Score: N`, where N is a whole number:
 they are equally good, 10 if the first is much better.
 """
 PATTERN = r"(?i)score[\s:=*_]{0,6}(-?\d+(?:\.\d+)?)"
+REQUESTS = 32
+"""Maximum number of concurrent requests of a call."""
 REFUSED_CONTENT = (400, 413, 422)
 """Status codes by which an endpoint refuses the content of a request, such as a completion that is too long."""
 
@@ -117,7 +120,10 @@ async def judge_reward(
     """
     import openai
 
-    address = urlsplit(base_url)
+    try:
+        address = urlsplit(base_url)
+    except ValueError:
+        address = urlsplit("")
     if address.scheme not in ("http", "https") or not address.hostname or "@" in address.netloc:
         raise UserError(
             f"{REWARD}: base_url must be an http:// or https:// address without a user name and password; name an "
@@ -128,6 +134,11 @@ async def judge_reward(
     if api_key_env and not key:
         raise UserError(
             f"{REWARD}: the environment variable {api_key_env} (api_key_env) is not set; export it before the run"
+        )
+    if not (key.isascii() and key.isprintable()):  # an error about such a header would show it
+        raise UserError(
+            f"{REWARD}: the environment variable {api_key_env} (api_key_env) has characters that no header can have; "
+            "correct it"
         )
     regular = compiled(REWARD, pattern)
     if regular.groups != 1:
@@ -145,13 +156,15 @@ async def judge_reward(
     ]
     client = _client(asyncio.get_running_loop(), base_url, key, timeout, attempts)
     refused: dict[int, str] = {}
+    free = asyncio.Semaphore(REQUESTS)
 
     def readable(error: object) -> str:
         return one_line(str(error).replace(key, "[secret]") if key else error)
 
     async def judge(place: int, question: str) -> float | None:
         try:
-            reply = await _reply(client, question, model, max_tokens, extra_body)
+            async with free:
+                reply = await _reply(client, question, model, max_tokens, extra_body)
         except openai.APIStatusError as error:
             status = f"with status {error.status_code} ({readable(error.message)})"
             if error.status_code in REFUSED_CONTENT:

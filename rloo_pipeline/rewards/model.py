@@ -22,7 +22,7 @@ from rloo_pipeline.artifacts import model_files
 from rloo_pipeline.artifacts.prompt_set import content_text
 from rloo_pipeline.data.plain_text import UnwritableTextError, plain_text
 from rloo_pipeline.data.prompting import date_of
-from rloo_pipeline.errors import UserError, one_line
+from rloo_pipeline.errors import UserError, counted, one_line
 from rloo_pipeline.transformers_internals import tokenizer_file
 from rloo_pipeline.user_code.completion_text import after_thinking, as_completion, text_of
 from rloo_pipeline.user_code.reward_call import score_refused
@@ -170,8 +170,8 @@ def _column(model: PreTrainedModel, path: str, output: int | None) -> int:
         return 0
     if not isinstance(output, int) or not 0 <= output < count:
         raise UserError(
-            f"{REWARD}: '{path}' has {count} outputs, and output is {output!r:.50}; set the option output, which a "
-            f"column of this name must not replace, to the index of the score, from 0 to {count - 1}"
+            f"{REWARD}: '{path}' has {counted(count, 'output')}, and output is {output!r:.50}; set the option output, "
+            f"which a column of this name must not replace, to the index of the score, from 0 to {count - 1}"
         )
     return output
 

@@ -4,8 +4,8 @@ Linux before 5.3, as on RHEL 8, has no pidfd_open, and a Python that was built t
 """
 
 import contextlib
+import multiprocessing.connection
 import os
-import select
 import threading
 import time
 from pathlib import Path
@@ -36,7 +36,7 @@ def wait(pid: int, seconds: float) -> None:
         handle = readable_after(pid)
     except ProcessLookupError:
         return
-    select.select([handle], [], [], max(0.0, seconds))
+    multiprocessing.connection.wait([handle], max(0.0, seconds))  # select.select takes no number above 1023
     os.close(handle)
 
 

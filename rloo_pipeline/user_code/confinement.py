@@ -132,10 +132,11 @@ def _in_image(
         return _in_sandbox(confinement, files, arguments, command_line.ENVIRONMENT | passed, workers)
     program = command_line.apptainer_program()
     if program is None:
-        where = "in the image of the stages; run without --sdm" if "APPTAINER_CONTAINER" in os.environ else "here"
+        inside = "APPTAINER_CONTAINER" in os.environ
+        where = "in the image of the stages; run without --sdm" if inside else "here; load its module"
         raise UserError(
-            f"rollout.environment_image: there is no Apptainer {where}; load its module, or install what the "
-            "environments need beside the stages and drop the key"
+            f"rollout.environment_image: there is no Apptainer {where}, or install what the environments need beside "
+            "the stages and drop the key"
         )
     devices, image = ["--nv"] if confinement.gpus else [], str(Path(confinement.image).resolve())
     argv = command_line.apptainer_argv(program, devices, sorted(files), image) + arguments

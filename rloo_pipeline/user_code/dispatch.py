@@ -24,6 +24,7 @@ from rloo_pipeline.user_code.worker_process import (
     adopt_orphans,
     describe_exit,
     end_orphans,
+    reap_orphans,
 )
 
 IMPORT_SECONDS = 600.0
@@ -97,6 +98,7 @@ class WorkerPools:
                         job.check_signature(worker.signature)
             while self._step(more):
                 pass
+        reap_orphans(self.others | {worker.process.pid for worker in chain(*self.started)})
         return [job.results for job in jobs]
 
     def _step(self, more: bool) -> bool:

@@ -167,16 +167,22 @@ class WorkerProcess(UserCodeProcess):
 
     def kill(self) -> int:
         """Kills the process, its process group and, if it still runs, its descendants. Returns the exit code."""
+        import psutil  # another Python, which imports this module for its environments, may lack it
+
         self.close()
         if self._killed:  # its id may be another process's by now
             return self.process.wait()
         self._killed = True
-        others = frozenset(_children()) if self.process.poll() is None else None
+        descendants: list[psutil.Process] = []
+        with suppress(psutil.Error):  # it has ended, or /proc hides processes of other users
+            if self.process.poll() is None:
+                descendants = psutil.Process(self.process.pid).children(recursive=True)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
+        for descendant in descendants:  # some are in sessions of their own; orphans may be those of other workers
+            with suppress(psutil.Error):  # it has ended, or runs as another user
+                descendant.kill()
         exit_code = self.process.wait()
-        if others is not None:
-            end_orphans(others)  # those of its children that are in sessions of their own
         reap_group(self.process.pid)
         return exit_code
 
@@ -213,6 +219,14 @@ def reap_group(leader: int) -> None:
         while True:
             os.killpg(leader, 0)  # is one left? Its id may be another group's by now, so no signal
             os.waitpid(-leader, 0)
+
+
+def reap_orphans(others: frozenset[int]) -> None:
+    """Reaps orphans that have ended; `others` are children of this process that stay."""
+    for child, (session, _) in _children().items():
+        if child not in others and session != os.getsid(0):
+            with suppress(ChildProcessError):
+                os.waitpid(child, os.WNOHANG)
 
 
 def end_orphans(others: frozenset[int]) -> None:

@@ -70,8 +70,8 @@ def test_code_without_a_file_is_not_the_line_of_an_error(call, tmp_path, monkeyp
     assert import_string.error_location(raised.value, "own.py:wrong") == " (own.py, line 4)"
 
 
-def test_a_removed_reward_is_looked_up_in_the_changelog_and_not_installed() -> None:
-    with pytest.raises(UserError, match=r"no module rloo_pipeline\.rewards\.thinking in this version; CHANGELOG"):
+def test_a_module_that_this_version_lacks_is_looked_up_in_the_docs_and_not_installed() -> None:
+    with pytest.raises(UserError, match=r"no module rloo_pipeline\.rewards\.thinking in this version; docs/rewards"):
         import_string.check("rloo_pipeline.rewards.thinking:thinking_reward")
     with pytest.raises(UserError, match="no module thinking_rewards; install it"):
         import_string.check("thinking_rewards:thinking_reward")

@@ -13,6 +13,7 @@ import pytest
 from local_server import Request, serving
 
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.rewards import judge
 from rloo_pipeline.rewards.judge import judge_reward
 from rloo_pipeline.user_code import reward_call
 
@@ -113,6 +114,25 @@ def test_each_row_gets_the_score_of_its_own_reply() -> None:
         assert ask(server.address, list("0123456789")) == [n / 10 for n in range(10)]
 
 
+def test_a_call_has_at_most_so_many_requests_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "REQUESTS", 2)
+    finished, third, early = threading.Semaphore(0), threading.Event(), list[int]()
+
+    def slowly(request: Request, number: int) -> tuple[int, Any]:
+        if number < 2:
+            third.wait(1)  # without a limit, it comes by then
+        else:
+            third.set()
+            if not finished.acquire(blocking=False):
+                early.append(number)
+        finished.release()
+        return saying("Score: 5")(request, number)
+
+    with serving(slowly) as server:
+        assert ask(server.address, list("0123")) == [0.5] * 4
+    assert early == []
+
+
 def test_a_busy_server_is_retried_and_a_refusal_raises_an_error_without_the_key(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -180,6 +200,21 @@ def test_a_reply_without_a_choice_has_no_score() -> None:
 def test_invalid_options_are_errors(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         ask("http://127.0.0.1:9", ["7"], **options)
+
+
+@pytest.mark.parametrize("key", ["s3cret\nkey", "s3cret”"])
+def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setenv("JUDGE_KEY", key)
+    with pytest.raises(UserError, match=r"JUDGE_KEY \(api_key_env\) has characters that no header") as caught:
+        ask("http://127.0.0.1:9", ["7"], api_key_env="JUDGE_KEY")
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "ftp://127.0.0.1", "http://me:s3cret@127.0.0.1:9", "http://[::1"])
+def test_an_address_that_cannot_be_used_is_refused_and_not_shown(address: str) -> None:
+    with pytest.raises(UserError, match="base_url must be an http:// or https:// address") as caught:
+        ask(address, ["7"])
+    assert "s3cret" not in str(caught.value)
 
 
 DEEP = b'{"choices": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"

@@ -1,7 +1,9 @@
 """The end of a process is seen, with the kernel's help or without."""
 
 import errno
+import fcntl
 import os
+import resource
 import select
 import subprocess
 import threading
@@ -37,3 +39,23 @@ def test_a_file_can_be_read_after_the_end_of_a_process_and_not_before(monkeypatc
         if "_watch" in thread.name:
             thread.join()
     assert failed == [], "closing a file that nobody reads is not an error"
+
+
+def test_the_end_of_a_process_is_seen_where_many_files_are_open(monkeypatch) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+    handles = list[int]()
+
+    def far(pid: int) -> int:
+        file = readable_after(pid)
+        handles.append(fcntl.fcntl(file, fcntl.F_DUPFD, 2000))
+        os.close(file)
+        return handles[-1]
+
+    readable_after = process_end.readable_after
+    monkeypatch.setattr(process_end, "readable_after", far)
+    with subprocess.Popen(["true"]) as process:
+        process_end.wait(process.pid, 300)
+        assert process.poll() == 0
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert handles[0] >= 2000

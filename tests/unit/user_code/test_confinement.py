@@ -306,7 +306,8 @@ def test_a_file_that_is_no_image_is_a_sentence(environment_file, tmp_path) -> No
 
 
 @pytest.mark.parametrize(
-    ("inside", "where"), [(True, "in the image of the stages; run without --sdm"), (False, "here;")]
+    ("inside", "where"),
+    [(True, "in the image of the stages; run without --sdm, or"), (False, "here; load its module, or")],
 )
 def test_no_apptainer_is_a_sentence(image, environment_file, monkeypatch, tmp_path, inside, where) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -7,6 +7,7 @@ import sys
 import time
 from multiprocessing.connection import wait
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -14,7 +15,7 @@ from helpers import ROOT, has_ended, score, score_all, wait_until
 
 from rloo_pipeline.config import Reward
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.user_code import dispatch
+from rloo_pipeline.user_code import dispatch, worker_process
 from rloo_pipeline.user_code.dispatch import WorkerPools
 from rloo_pipeline.user_code.messages import CallBatch, TimedCall
 from rloo_pipeline.user_code.score_batch import FunctionScores, RewardBatch
@@ -207,6 +208,12 @@ def test_killing_a_call_kills_its_child_processes(file) -> None:
     wait_until(lambda: set(psutil.Process().children()) <= before)
 
 
+def test_a_late_call_is_killed_where_proc_hides_processes_of_other_users(file, monkeypatch) -> None:
+    """As with the mount option hidepid=1."""
+    monkeypatch.setattr(psutil.Process, "children", Mock(side_effect=psutil.AccessDenied(1)))
+    assert scored(file, "sleeps", timeout=2, on_timeout=-1.0).scores[6:9] == [6.0, -1.0, 8.0]
+
+
 def test_a_call_that_is_killed_takes_children_in_sessions_of_their_own_along(tmp_path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("""
@@ -220,6 +227,58 @@ def mine(completions):
         pools.score(batch(1), [1], more=True)
         child = int(Path(f"{file}.child").read_text())
         wait_until(lambda: has_ended(child))  # before the stage ends, since it takes the time of other calls
+
+
+def test_killing_a_call_leaves_what_other_calls_have_started(tmp_path, monkeypatch) -> None:
+    """Also a process that loses its parent meanwhile."""
+    file = tmp_path / "mine.py"
+    file.write_text("""
+import os, time
+from contextlib import suppress
+from pathlib import Path
+
+def wait_for(name):
+    while not Path(__file__).with_name(name).exists():
+        time.sleep(0.01)
+
+def hostile(completions):
+    wait_for("begun")
+    for number in range(3, 20):
+        with suppress(OSError):
+            os.write(number, b"!" * 99)
+    time.sleep(1e6)
+
+def daemonizes(completions):
+    Path(__file__).with_name("begun").touch()
+    wait_for("killing")
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            wait_for("killed")
+            os.write(writer, b"right")
+        os._exit(0)
+    os.wait()
+    os.close(writer)
+    Path(__file__).with_name("started").touch()
+    return [float(os.read(reader, 5) == b"right")] * len(completions)
+""")
+    killpg, reap_group = os.killpg, worker_process.reap_group
+
+    def kill_later(group: int, number: int) -> None:
+        (tmp_path / "killing").touch()
+        wait_until((tmp_path / "started").exists)
+        killpg(group, number)
+
+    def reap(group: int) -> None:
+        reap_group(group)
+        (tmp_path / "killed").touch()
+
+    monkeypatch.setattr(os, "killpg", kill_later)
+    monkeypatch.setattr(worker_process, "reap_group", reap)
+    rewards = [Reward(function=f"{file}:{name}", timeout=300, on_error="none") for name in ("hostile", "daemonizes")]
+    with WorkerPools(rewards, 2) as pools:
+        assert [one.scores for one in pools.score(batch(1), [1])] == [[None], [1.0]]
 
 
 @pytest.mark.parametrize(
@@ -252,6 +311,38 @@ def mine(completions):
 """)
     score(Reward(function=f"{file}:mine", on_error="none"), RewardBatch(["a"] * 2, ["a"] * 2, None, {}))
     assert [p.pid for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["/bin/sleep", duration]] == []
+
+
+def test_processes_that_leave_their_worker_and_end_are_not_kept_as_zombies(tmp_path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("""
+import os
+def mine(completions):
+    if os.path.exists(__file__ + ".calm"):
+        return [1.0] * len(completions)
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os._exit(0)
+        os._exit(0)
+    os.close(writer)
+    os.read(reader, 1)  # until both have ended
+    os.wait()
+    return [1.0] * len(completions)
+""")
+    before = set(psutil.Process().children())
+    with WorkerPools([Reward(function=f"{file}:mine")], 1) as pools:
+        for _ in range(3):
+            pools.score(batch(2), [1, 1], more=True)
+        Path(f"{file}.calm").touch()
+        worker = psutil.Process(pools.started[0][0].process.pid)
+
+        def kept() -> set[psutil.Process]:
+            pools.score(batch(2), [1, 1], more=True)  # one that is just ending is left to the next call
+            return set(psutil.Process().children()) - before - {worker}
+
+        wait_until(lambda: not kept())
 
 
 def test_functions_run_on_the_main_thread_and_can_use_alarms(file) -> None:
