@@ -78,6 +78,7 @@ def unexpanded(path: str) -> str:
 
 REMEDIES = {
     "SIGXCPU": " (over the limit on CPU time; raise it with `ulimit -t unlimited`)",
+    "SIGXFSZ": " (over the limit on file sizes; raise it with `ulimit -f unlimited`)",
     "SIGBUS": " (/dev/shm or a disk is probably full; free some of it, or ask for more)",
 }
 """Advice about the signal that killed a process, in words that follow its name."""
@@ -114,6 +115,9 @@ def explain(error: BaseException) -> str:
         return f"{os.fsdecode(error.filename2 or error.filename or 'a path')}: {error.strerror}; name a different path"
     if failure := _failure_of_file_system(error):
         return _file_system_failed(getattr(error, "filename", None) or "a file", failure)
+    if os.strerror(errno.EFBIG) in str(error):  # safetensors raises its own exception with this text
+        file = getattr(error, "filename", None) or "a file"
+        return f"{file}: over the limit on file sizes; raise it (`ulimit -f unlimited`)"
     if os.strerror(errno.EMFILE) in str(error):  # Gloo and others raise their own exceptions
         return "over the limit on open files; raise it (`ulimit -n 4096`)"
     if type(error).__name__ == "DistStoreError" and any(os.strerror(code) in str(error) for code in NO_LOCKS):

@@ -33,6 +33,17 @@ PEFT_PREFIX = "base_model.model."
 """Prefix of tensor names in PEFT's files."""
 
 
+def check_files(folder: Path) -> None:
+    """Checks that a folder has only files and folders; reading a pipe would wait forever.
+
+    Raises:
+        UserError: the folder has a pipe, socket or device.
+    """
+    for path in sorted(folder.iterdir()):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise UserError(f"{path}: a pipe, socket or device instead of a file; remove it from the model's folder")
+
+
 def check(folder: Path) -> None:
     """Checks that the model or adapter in a folder is complete.
 

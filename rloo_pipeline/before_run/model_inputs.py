@@ -114,8 +114,10 @@ def check_model(config: Config, model: Policy) -> None:
     """Checks from config.json that a model can be sampled and trained as configured.
 
     Raises:
-        UserError: the model is not supported in training, or its context is too short even for completions alone.
+        UserError: the folder contains a pipe, socket or device, the model is not supported in training, or its context
+            is too short even for completions alone.
     """
+    model_files.check_files(model.folder)
     model_support.check_run(config, model)
     check_images(config.dataset, model.config, str(model.config_file))
     check_context(config, model.config, 1, str(model))

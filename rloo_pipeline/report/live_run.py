@@ -107,9 +107,9 @@ class LiveRun:
         try:
             run = run_files.read(self.run.folder, self.run.config)
             self.run, self.accuracies, self._seconds = run, run.accuracies(), {}
+            self.pace = self._pace()
         except (UserError, OSError):
             return
-        self.pace = self._pace()
         if len(run.rounds) != before:
             self._since = time.time()
 

@@ -1,5 +1,5 @@
 """DeepSpeed's configuration, replacements for its gradient clipping, checkpoint writer and compiled operations, and the
-way of its tensors off a GPU.
+move of its tensors from the GPU to host memory.
 """
 
 from __future__ import annotations

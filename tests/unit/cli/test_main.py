@@ -74,6 +74,15 @@ def test_a_place_where_nothing_may_be_written_gives_a_one_line_error(code) -> No
     assert explain(error) == "there/config.yaml: Read-only file system; change its permissions, or use another folder"
 
 
+def test_a_limit_of_file_sizes_gives_a_one_line_error() -> None:
+    error = OSError(errno.EFBIG, "File too large", "there/model.safetensors")
+    assert explain(error).startswith(
+        "there/model.safetensors: over the limit on file sizes; raise it (`ulimit -f unlimited`)"
+    )
+    of_safetensors = RuntimeError("Error while serializing: I/O error: File too large (os error 27)")
+    assert explain(of_safetensors).startswith("a file: over the limit on file sizes")
+
+
 def test_a_limit_on_open_files_gives_a_one_line_error_whoever_meets_it() -> None:
     for error in (
         OSError(errno.EMFILE, "Too many open files", "a.log"),

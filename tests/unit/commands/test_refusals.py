@@ -139,6 +139,10 @@ def pointer(folder: Path) -> None:
     (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
 
 
+def a_pipe(folder: Path) -> None:
+    os.mkfifo(folder / "pipe.json")
+
+
 def raising() -> list[dict[str, Any]]:
     raise KeyError("boom")
 
@@ -180,6 +184,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
             checks=MODEL,
         ),
     ),
+    "artifacts.model_files.check_files": (Case("pipe.json: a pipe, socket or device", model=a_pipe, checks=MODEL),),
     "artifacts.model_files.check": (
         Case("no config.json, so this is no", model=lambda folder: (folder / "config.json").unlink(), checks=WEIGHTS),
         Case(

@@ -496,3 +496,13 @@ def test_what_a_run_has_written_since_is_read(tmp_path) -> None:
     os.utime(half_written, (time.time() + 9,) * 2)
     measured.read()
     assert measured.rows(1)[0].round == 2, "a file is being replaced"
+
+
+def test_a_log_that_is_just_being_replaced_ends_no_view(tmp_path) -> None:
+    run = write_run(tmp_path / "run", 0)
+    measured = LiveRun.of_call(run_files.read(run).config, run)
+    write_run(run, 1)
+    (run / "logs" / "update" / "00001.log").mkdir(parents=True)
+    measured.read()
+    assert measured.rounds_left == 7
+    assert measured.pace is None
