@@ -98,7 +98,7 @@ def project(tmp_path_factory) -> Path:
     (package / "stages" / "count_words.py").write_text(STAGE)
     insert(package / "stages" / "table.py", '    _row(\n        "pass_rates",', ROW)
     insert(package / "stages" / "table.py", '    "pass_rates": (', BOX)
-    insert(package / "cli" / "stages.py", '    stage(\n        "pass-rates",', COMMAND)
+    insert(package / "cli" / "stages.py", '    stage("pass-rates",', COMMAND)
     rules = project / "workflow" / "rules"
     (rules / "rounds.smk").write_text((rules / "rounds.smk").read_text() + RULE)
     inputs = (rules / "inputs.smk").read_text()
