@@ -131,6 +131,8 @@ class RewardModel(ModelSource):
     """Maximum length of a conversation in tokens. Pairs with a longer one are dropped, as in TRL; the log says how
     many.
     """
+    center_rewards_coefficient: float = Field(0.0, ge=0)
+    """Weight of (r_chosen + r_rejected)² in the loss, which keeps rewards near 0 (arXiv 2312.09244)."""
 
     def _problems(self) -> Iterator[str]:
         if self.name_or_path is not None and self.build is not None:

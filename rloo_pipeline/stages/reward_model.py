@@ -102,7 +102,7 @@ def train(engine: RewardEngine, section: RewardModel, pairs: Pairs, steps: int, 
             def loss_of(rows: Sequence[int], rewards: Tensor, *_: Tensor) -> Tensor:
                 values = rewards[:, 0]
                 of_pairs = margins[[row // 2 for row in rows[::2]]].to(values.device)
-                loss = bradley_terry(values[::2], values[1::2], of_pairs)
+                loss = bradley_terry(values[::2], values[1::2], of_pairs, section.center_rewards_coefficient)
                 return loss.sum() / section.batch_size
 
             rows = [row for pair in chosen for row in (2 * pair, 2 * pair + 1)]

@@ -101,7 +101,9 @@ def test_packed_rewards_and_a_step_on_pairs_are_those_of_plain_transformers(
         for name in ("chosen", "rejected")
     ]
     torch.testing.assert_close(rewards.view(-1, 2).T, torch.tensor(plain), atol=1e-5, rtol=1e-5)
-    section = RewardModel.model_validate({"train": {"path": "pairs"}, "batch_size": 12})
+    section = RewardModel.model_validate(
+        {"train": {"path": "pairs"}, "batch_size": 12, "center_rewards_coefficient": 0.1}
+    )
     [loss] = train(engine, section, data, 1, 0)
     scores, slope = by_transformers(tmp_path / "model", data)
     assert loss == pytest.approx(scores, rel=1e-5)
@@ -141,7 +143,7 @@ def by_transformers(folder: Path, data) -> tuple[float, float]:
     ids = [[*p, *c[:-1]] for p, c in zip(sequences.prompts, sequences.completions, strict=True)]
     scores = torch.stack([model(torch.tensor([row])).logits[0, 0] for row in ids])
     chosen, rejected = scores[::2], scores[1::2]
-    loss = -logsigmoid(chosen - rejected - 0.5).mean()
+    loss = (-logsigmoid(chosen - rejected - 0.5) + 0.1 * (chosen + rejected) ** 2).mean()
     loss.backward()
     norms = [parameter.grad.norm() for parameter in model.parameters() if parameter.grad is not None]
     return loss.item(), torch.stack(norms).norm().item()
