@@ -33,7 +33,7 @@ def functions(script: TrlScript, names: Mapping[str, ast.expr | None]) -> str:
     """
     needed = [(name, len(script.text)) for name, made in names.items() if made is None]
     made = {name: expression for name, expression in names.items() if expression is not None}
-    chosen = _closure(script, [*needed, *(name for expression in made.values() for name in _names(expression))])
+    chosen = _closure(script, [*needed, *(name for expression in made.values() for name in _names(script, expression))])
     lines = "".join(f"\n{name} = {_source(script, expression)}\n" for name, expression in made.items())
     return _module(script, "Functions", chosen) + lines
 
@@ -53,7 +53,7 @@ def data(script: TrlScript, train: ast.expr, held_out: ast.expr | None) -> str:
     loading: dict[str, list[ast.stmt]] = {}
     above: list[ast.stmt] = []
     for name, expression in parts.items():
-        chosen = _closure(script, _names(expression))
+        chosen = _closure(script, _names(script, expression))
         loading[name] = _loading(chosen)
         above += [statement for statement in chosen if statement not in loading[name] and statement not in above]
     above.sort(key=lambda statement: statement.lineno)
@@ -88,22 +88,26 @@ def _closure(script: TrlScript, names: Iterable[tuple[str, int]]) -> list[ast.st
             is_above = binding.value is None or (line < before and line not in script.afterwards)
             if is_above and id(statement) not in chosen:
                 chosen[id(statement)] = statement
-                waiting += _names(statement, binding.value is None and len(script.text))
+                waiting += _names(script, statement, binding.value is None and len(script.text))
         if any(script.is_parsed(binding.part) for binding in script.bindings.get(name, ())):
             continue  # neither are the lines that set options
         for statement in script.statements:
             if id(statement) not in chosen and statement.lineno < before and name in _mutated_names(statement):
                 chosen[id(statement)] = statement
-                waiting += _names(statement)
+                waiting += _names(script, statement)
     inner = (part for statement in chosen.values() for part in ast.walk(statement) if isinstance(part, ast.stmt))
     script.taken |= {part.lineno for part in inner}
     return sorted(chosen.values(), key=lambda statement: statement.lineno)
 
 
-def _names(node: ast.AST, before: int | bool = False) -> list[tuple[str, int]]:
+def _names(script: TrlScript, node: ast.AST, before: int | bool = False) -> list[tuple[str, int]]:
     """Names that a node reads from outside of it, and the line before which they must be bound."""
     line = before or getattr(node, "lineno", 0)
-    return [(name, line) for name in free_names(node)]
+    try:
+        return [(name, line) for name in free_names(node)]
+    except SyntaxError:
+        why = "a copy cannot set a variable of the function around it (nonlocal); move both to the top level"
+        raise UserError(script.at(node, why)) from None
 
 
 def _mutated_names(statement: ast.stmt) -> Iterator[str]:

@@ -3,6 +3,7 @@
 import ast
 import json
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 import yaml
@@ -908,6 +909,12 @@ def test_data_do_not_stand_in_for_an_option_whose_default_the_script_hides() -> 
             "line 8: data.py has a function rows of its own; rename this one",
         ),
         (SMALL.format(options="reward_weights=[1, 2]"), "", "has 2 numbers, but the script shows 1 reward functions"),
+        (
+            "def main():\n    calls = 0"
+            + indent(SMALL.format(options="").replace("kwargs): ", "kwargs):\n    nonlocal calls\n    "), "    "),
+            "",
+            r"line 5: .*\(nonlocal\); move both to the top level",
+        ),
     ],
 )
 def test_what_cannot_be_translated_is_one_sentence_and_nothing_is_written(script, words, message) -> None:
