@@ -913,7 +913,7 @@ def test_data_do_not_stand_in_for_an_option_whose_default_the_script_hides() -> 
             "def main():\n    calls = 0"
             + indent(SMALL.format(options="").replace("kwargs): ", "kwargs):\n    nonlocal calls\n    "), "    "),
             "",
-            r"line 5: .*\(nonlocal\); move both to the top level",
+            r"line 6: .*\(nonlocal\); move both to the top level",
         ),
     ],
 )
