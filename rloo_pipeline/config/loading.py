@@ -4,6 +4,7 @@ import functools
 import hashlib
 import json
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,7 +96,7 @@ def _unsealed(text: str, path: Path) -> str:
 
 @functools.lru_cache(maxsize=1)  # a worker process loads the same text for every stage
 def _load_text(text: str, origin: str, changes: tuple[str, ...], by_run: bool) -> Config:
-    raw = _parse(text, origin)
+    raw = _parse_file(text, origin)
     require_one_run(raw, origin)
     whole = merge(_require_mapping(raw, origin), read_changes(changes))
     return checked(Config, whole, origin, BY_RUN if by_run else None)
@@ -130,7 +131,7 @@ def read_mapping(path: Path, changes: Sequence[str] = ()) -> JSON:
         UserError: the file is missing, not YAML, or not a mapping.
     """
     changed = read_changes(changes)
-    return merge(_require_mapping(_parse(_read(path), str(path)), str(path)), changed)
+    return merge(_require_mapping(_parse_file(_read(path), str(path)), str(path)), changed)
 
 
 def read_changes(changes: Iterable[str]) -> JSON:
@@ -177,7 +178,7 @@ def refuse_bad_files(files: Iterable[Path]) -> None:
     and it silently keeps only the last of duplicate keys.
 
     Raises:
-        UserError: a file is missing, not YAML, not a mapping, or has a key twice in one mapping.
+        UserError: a file is missing, not YAML or JSON, not a mapping, or has a key twice in one mapping.
     """
     for file in files:
         read_mapping(file)
@@ -222,8 +223,6 @@ def reward_from_arguments(function: str, options: str, timeout: float, batch: st
 
 
 def _read(path: Path) -> str:
-    if path.suffix == ".json":  # YAML lacks some of its escapes and numbers
-        raise UserError(f"{path}: a configuration is written in YAML; convert it")
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -245,6 +244,23 @@ def _require_mapping(raw: object, origin: str) -> Mapping[str, Any]:
     return raw
 
 
+def _parse_file(text: str, file: str) -> Any:
+    """Parses a file as JSON if it is named so, since YAML lacks some of JSON's escapes and numbers, or else as YAML."""
+    if not file.endswith(".json"):
+        return _parse(text, file)
+
+    def refuse_duplicates(pairs: Sequence[tuple[str, Any]]) -> JSON:
+        for key, times in Counter(key for key, _ in pairs).items():
+            if times > 1:
+                raise UserError(f"{file}: key '{key}' occurs twice; remove one")
+        return dict(pairs)
+
+    try:
+        return json.loads(text, object_pairs_hook=refuse_duplicates)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{file}, line {error.lineno}: not valid JSON: {error.msg}") from None
+
+
 def _parse(text: str, origin: str) -> Any:
     """Parses the text of a YAML file.
 
@@ -260,9 +276,11 @@ def _parse(text: str, origin: str) -> Any:
         return loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else 1
-        fix = "check indentation (by spaces, not tabs), colons and brackets up to there"
-        raise UserError(f"{origin}, line {line}: not valid YAML: {error.problem}; {fix}") from error
+        line = mark.line if mark else 0
+        lines = text.splitlines() or [""]
+        has_tab = "\t" in lines[min(line, len(lines) - 1)]
+        fix = "indent with spaces, not tabs" if has_tab else "check indentation, colons and brackets up to there"
+        raise UserError(f"{origin}, line {line + 1}: not valid YAML: {error.problem}; {fix}") from error
     except ValueError as error:  # PyYAML reads 2026-02-30 as a date
         raise UserError(f"{origin}: not valid YAML: {error}; put text that looks like a date into quotes") from None
     except yaml.YAMLError as error:

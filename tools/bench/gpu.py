@@ -143,11 +143,22 @@ def model(size: Size, device: str, dtype: str, attention: str) -> Any:
     return model_object.train()
 
 
+def _kernels(side: str, device: str) -> list[Callable[[Any], None]]:
+    """The functions that replace parts of a model on a side; `plain` needs torch and transformers only."""
+    if side == "plain":
+        return []
+    from rloo_pipeline.training import faster_kernels
+
+    kernels = list(faster_kernels.KERNELS.values())
+    if side == "compiled":
+        kernels = [faster_kernels.one_pass] if device == "cuda" else []
+    return [*kernels, faster_kernels.compile_layers] if side.startswith("compiled") else kernels
+
+
 def plain(task: Task, side: str) -> list[float]:
     """Our step on PyTorch alone, with the kernels of a side: seconds of each."""
     import torch
 
-    from rloo_pipeline.training import faster_kernels
     from rloo_pipeline.training.kernels import attention
     from rloo_pipeline.training.logprobs import TokenLogProbs
 
@@ -155,12 +166,7 @@ def plain(task: Task, side: str) -> list[float]:
         _use_flash3(task.device)
     attention.register()
     loaded = model(SIZES[task.size], task.device, task.dtype, attention.NAME)
-    kernels = list(faster_kernels.KERNELS.values()) if side in ("fast", "flash3", "compiled-fast") else []
-    if side == "compiled" and task.device == "cuda":
-        kernels = [faster_kernels.one_pass]
-    if side.startswith("compiled"):
-        kernels = [*kernels, faster_kernels.compile_layers]
-    for use in kernels:
+    for use in _kernels(side, task.device):
         use(loaded)
     module = TokenLogProbs(loaded, 1.0)
     optimizer = torch.optim.AdamW(module.parameters(), lr=RATE, weight_decay=0.0, fused=task.device == "cuda")

@@ -1,6 +1,7 @@
 """The error for a wrong configuration is one sentence with the file, the line or key, and a suggestion."""
 
 import itertools
+import json
 import re
 import subprocess
 import sys
@@ -205,8 +206,19 @@ def test_duplicate_keys_are_found_in_files_that_snakemake_reads(tmp_path) -> Non
     file.write_text("rollout:\n  shards: 1\n  temperature: 1\n  shards: 2\n")
     with pytest.raises(UserError, match=r"over\.yaml: key 'shards' occurs twice, in lines 2 and 4"):
         refuse_bad_files([file])
-    with pytest.raises(UserError, match=r"over\.json: a configuration is written in YAML; convert it"):
-        refuse_bad_files([tmp_path / "over.json"])
+    file = tmp_path / "over.json"
+    file.write_text('{"rollout": {"shards": 1, "temperature": 1, "shards": 2}}')
+    with pytest.raises(UserError, match=r"over\.json: key 'shards' occurs twice; remove one"):
+        refuse_bad_files([file])
+
+
+def test_a_configuration_in_json_is_read_as_snakemake_reads_it(tmp_path) -> None:
+    config = mini(
+        dataset={"system_prompt": "\U0001f600"}, evaluation={"harness": {"tasks": ["x"], "gen_kwargs": {"t": 1e-6}}}
+    )
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(config))
+    assert load(file) == validate(config, "test")
 
 
 def test_changes_are_merged_as_snakemake_does() -> None:
