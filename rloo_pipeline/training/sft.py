@@ -76,4 +76,6 @@ def rows_of_step(count: int, size: int, step: int, seed: int) -> list[int]:
     return [orders[draw // count][draw % count] for draw in draws]
 
 
-_order = lru_cache(2)(permutation)  # takes over half a second for a million rows, and each step needs it
+@lru_cache(2)  # takes over half a second for a million rows, and each step needs it
+def _order(count: int, seed: int) -> list[int]:
+    return permutation(count, seed)
