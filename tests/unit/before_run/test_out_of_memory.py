@@ -42,9 +42,10 @@ def test_a_stage_that_samples_is_told_of_the_keys_of_vllm(tmp_path, monkeypatch,
     monkeypatch.setattr(out_of_memory, "_gpu", lambda: H200)
     monkeypatch.setattr(devices, "gpu_processes", lambda: [OTHER, OURS])
     monkeypatch.setattr(stage_options, "runs_here", lambda *_: True)
+    monkeypatch.setattr(stage_options, "call", fails)
     arguments = argparse.Namespace(config=tmp_path / "config.yaml", output=tmp_path / "000.parquet")
     with pytest.raises(UserError) as raised:
-        stage_options.stage("rollout", "", run=fails).run(arguments)
+        stage_options.stage("rollout", "").run(arguments)
     assert "vllm.gpu_memory_utilization: 0.14 (0.9 now)" in str(raised.value)
     assert "process 41 (rloo rollout) holds 121.0 GB, this process holds 0.8 GB" in str(raised.value)
     assert "deepspeed" not in str(raised.value)
@@ -58,9 +59,10 @@ def test_the_trainer_of_a_reward_model_is_told_nothing_of_the_policys_memory(tmp
     monkeypatch.setattr(out_of_memory, "_gpu", lambda: H200)
     monkeypatch.setattr(devices, "gpu_processes", lambda: [OURS])
     monkeypatch.setattr(stage_options, "runs_here", lambda *_: True)
+    monkeypatch.setattr(stage_options, "call", fails)
     files = {"config": tmp_path / "config.yaml", "model": tmp_path / "model", "output": tmp_path / "checks.json"}
     with pytest.raises(UserError, match=r"150\.1 GB; now .*; lower deepspeed\.max_tokens_per_micro_batch"):
-        stage_options.stage("reward-model", "", run=fails).run(argparse.Namespace(**files, assets=tmp_path))
+        stage_options.stage("reward-model", "").run(argparse.Namespace(**files, assets=tmp_path))
 
 
 def test_a_trainer_is_told_what_it_wanted_and_what_would_fit() -> None:
