@@ -82,7 +82,7 @@ def step(
 
     Raises:
         RowError: a side was left out.
-        NotHereError: a side is compiled on a CPU, and there is no compiler.
+        NotHereError: a side is compiled on a CPU without a compiler.
     """
     if size == "tiny" and "compiled" in sides and not which("g++"):
         raise NotHereError("torch.compile needs g++")
