@@ -243,9 +243,10 @@ def wait_for(name):
 
 def hostile(completions):
     wait_for("begun")
-    for number in range(3, 20):
+    for number in map(int, os.listdir("/proc/self/fd")):
         with suppress(OSError):
-            os.write(number, b"!" * 99)
+            if number > 2:
+                os.write(number, b"!" * 99)
     time.sleep(1e6)
 
 def daemonizes(completions):
