@@ -41,8 +41,14 @@ def _definition_of_right(run: FinishedRun) -> JSON:
 
 
 def _sampling(run: FinishedRun) -> JSON:
-    final, longest = run.summary["final"], run.config.longest_evaluated
-    return {"samples": final["num_generations"], "temperature": final["temperature"], "longest": longest}
+    final, config = run.summary["final"], run.config
+    kwargs = config.rollout.generation_kwargs
+    return {
+        "samples": final["num_generations"],
+        "temperature": final["temperature"],
+        "longest": config.longest_evaluated,
+        "kwargs": kwargs.for_vllm if kwargs else {},
+    }
 
 
 FACTS = (
@@ -83,7 +89,12 @@ FACTS = (
     Fact(
         "sampling in evaluations",
         _sampling,
-        lambda value: f"{value['samples']} per prompt, temperature {value['temperature']:g}, {value['longest']} tokens",
+        lambda value: ", ".join(
+            [
+                *(f"{value['samples']} per prompt", f"temperature {value['temperature']:g}"),
+                *(f"{value['longest']} tokens", *value["kwargs"]),
+            ]
+        ),
         "the policies were not evaluated in the same way",
     ),
     Fact(
@@ -97,7 +108,7 @@ COMPARABLE: Mapping[str, Callable[[FinishedRun], Any]] = {
     "other held-out prompts": lambda run: run.held_out_prompts,
     "another definition of right": _definition_of_right,
     "another version of the reward functions": lambda run: run.functions.get(run.deciding),
-    "another temperature or length in evaluations": lambda run: {**_sampling(run), "samples": None},
+    "another temperature, length or generation_kwargs in evaluations": lambda run: {**_sampling(run), "samples": None},
 }
 """Properties that runs must share for their accuracies to be subtracted, keyed by the reason given if they do not."""
 

@@ -197,15 +197,25 @@ def test_accuracies_on_different_prompts_are_not_subtracted(pair, tmp_path) -> N
     assert not content["shared"]["held-out prompts"]["same"]
 
 
-@pytest.mark.parametrize("key", [{"temperature": 0.5}, {"max_completion_length": 64}])
-def test_accuracies_at_another_temperature_or_length_are_not_subtracted(pair, tmp_path, key) -> None:
-    evaluation = {"num_generations": SAMPLES}
+@pytest.mark.parametrize(
+    ("section", "key", "shown"),
+    [
+        ("evaluation", {"temperature": 0.5}, "temperature 0.5"),
+        ("evaluation", {"max_completion_length": 64}, "64 tokens"),
+        ("rollout", {"generation_kwargs": {"stop": ["\n"]}}, "tokens, stop."),
+    ],
+)
+def test_accuracies_of_another_way_to_sample_are_not_subtracted(pair, tmp_path, section, key, shown) -> None:
+    sections = {"evaluation": {"num_generations": SAMPLES}}
     shutil.rmtree(pair[1])
-    finish_run(pair[1], configuration(run=SECOND, evaluation=evaluation | key), 0.58)
+    finish_run(pair[1], configuration(run=SECOND, **sections | {section: sections.get(section, {}) | key}), 0.58)
     page, content = page_of(pair, tmp_path)
     assert content["runs"][1]["difference"]["value"] is None
-    assert "– another temperature or length in evaluations" in Reader(page).words
-    assert "some have another temperature or length in evaluations." in Reader(page).words
+    words = Reader(page).words
+    assert "– another temperature, length or generation_kwargs in evaluations" in words
+    assert "some have another temperature, length or generation_kwargs in evaluations." in words
+    assert "Not the same sampling in evaluations: " in words
+    assert shown in words
 
 
 def test_more_samples_do_not_count_as_different_sampling(pair, tmp_path) -> None:

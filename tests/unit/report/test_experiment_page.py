@@ -261,7 +261,11 @@ def test_the_page_names_the_folder_where_snakemake_works_with_a_modules_prefix(s
     ("section", "key", "reason"),
     [
         ("correct", {"threshold": 0.5}, "another definition of right"),
-        ("evaluation", {"max_completion_length": 64}, "another temperature or length in evaluations"),
+        (
+            "evaluation",
+            {"max_completion_length": 64},
+            "another temperature, length or generation_kwargs in evaluations",
+        ),
     ],
 )
 def test_arms_that_were_evaluated_differently_have_no_difference(changed, section, key, reason) -> None:
