@@ -31,8 +31,13 @@ IMAGE = "RLOO_IMAGE"
 """Environment variable with the image that ranks run in. Without it, they run in this interpreter's environment."""
 PATIENCE = 300.0
 """Seconds for which ranks wait for each other: a node may read the image for the first time."""
-KILLED = re.compile(rb"srun: error: ([^\s:]+): tasks? ([\d,-]+): (Killed|Out Of Memory|Segmentation fault|Bus error)")
-"""Line of srun about ranks that a signal has ended. It then ends the other ranks by SIGTERM."""
+KILLED = re.compile(
+    rb"srun: error: ([^\s:]+): tasks? ([\d,-]+): "
+    rb"(Killed|Out Of Memory|Segmentation fault|Bus error|Exited with exit code 1(?:35|37|39))"
+)
+"""Line of srun about ranks that a signal has ended; Apptainer may exit with 128 plus the signal's number instead. srun
+then ends the other ranks by SIGTERM.
+"""
 
 
 def program(apptainer_options: Sequence[str] = ()) -> list[str]:
