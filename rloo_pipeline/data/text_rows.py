@@ -101,9 +101,23 @@ def _decoded(data: bytes, path: Path, line: int) -> str:
         raise UserError(f"{path}, line {line}: not UTF-8 ({byte}); save the file as UTF-8") from error
 
 
+class _RepeatedKeyError(Exception):
+    """An object has a key twice, of which Python would keep the last."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> Row:
+    if len(row := dict(pairs)) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _RepeatedKeyError(next(name for name in names if names.count(name) > 1))
+    return row
+
+
 def _parsed(text: str, path: Path, line: int) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_object)
+    except _RepeatedKeyError as error:
+        where = "" if "\n" in text else f", line {line}"
+        raise UserError(f"{path}{where}: an object has the key '{error}' twice; remove one") from error
     except json.JSONDecodeError as error:
         line += error.lineno - 1
         message = f"{path}, line {line}: not JSON: {error.msg.removesuffix(' at')} at character {error.colno}"

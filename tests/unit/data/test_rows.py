@@ -68,6 +68,17 @@ BROKEN = {
         json.dumps([*ROWS[:3], {"answer": True}]),
         "row 3: column 'answer' holds true or false",
     ),
+    "a key twice": (
+        "a.jsonl",
+        '{"a": "1"}\n{"a": "1", "a": "2"}',
+        "line 2: an object has the key 'a' twice; remove one",
+    ),
+    "a key twice in a list": ("a.json", '[{"a": [{"b": 1,\n"b": 2}]}]', "a.json: an object has the key 'b' twice"),
+    "a key twice in a folder": (
+        "folder/a.jsonl",
+        '{"a": 1}\n{"a": 1, "a": 1}',
+        "a.jsonl, line 2: an object has the key",
+    ),
     "an empty list": ("a.json", "[]", "is empty"),
     "no Parquet": ("a.parquet", "hello", "truncated or damaged"),
     "an empty Parquet": ("a.parquet", "", "is empty"),
