@@ -159,11 +159,7 @@ def _finding(inputs: RunInputs, found: Policy) -> Finding:
     name = config.model.name_or_path or f"built by {config.model.build}"
     context = found.context or "unknown"
     checked = self_check.load_or_run(found, config.dataset.shows_images)
-    policy_model.check_layers(found, config.update.lora, config.deepspeed.zero_stage)
-    if config.rollout.router_replay:
-        policy_model.check_replay(found, checked.form)
-    if config.update.torch_compile:
-        policy_model.check_compilation(found, checked.form)
+    policy_model.check_layers_of_run(config, found, checked.form)
     if config.deepspeed.sequence_parallel > 1 and checked.slow:
         raise sequence_group.refusal(checked.model, f"trains in {checked.form} batches")
     slow = f", {checked.slow}" if checked.slow else ""

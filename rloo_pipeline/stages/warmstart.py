@@ -33,7 +33,7 @@ def warmstart(config: Config, assets: Path, prompts: Path, output: Path) -> None
     model_support.check_run(config, model)
     model_files.check_finite(model.weights)
     result = self_check.load_or_run(model, config.dataset.shows_images)
-    policy_model.check_layers(model, config.update.lora, config.deepspeed.zero_stage)
+    policy_model.check_layers_of_run(config, model, result.form)
     if (section := config.warmstart.sft) is not None:
         sft(checkpointing.resolve(config, model.dimensions, section.optimizer), section, model, assets, prompts, output)
         return

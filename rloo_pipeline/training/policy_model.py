@@ -12,7 +12,7 @@ from torch import nn
 from rloo_pipeline.artifacts import manifest, vision
 from rloo_pipeline.artifacts.model_files import GENERATION, INDEX, PICKLES, WEIGHTS
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.config import JSON, Lora
+from rloo_pipeline.config import JSON, Config, Lora
 from rloo_pipeline.errors import UserError, did_you_mean, one_line
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.training import batch_forms, faster_kernels, model_support, plain_model, self_check, tokenizer_ids
@@ -107,15 +107,19 @@ def check_layers(policy: Policy, lora: Lora | None, zero_stage: int = 0) -> None
         model_support.check_lora(policy, lora.model_copy(update={"target_modules": sorted(names)}))
 
 
-def check_replay(policy: Policy, form: str) -> None:
-    """Raises UserError if a full model, which trains in this form of batch, cannot replay the sampler's experts."""
-    model = plain_model.without_weights(policy)
-    RouterReplay(model, model.config.get_text_config().num_hidden_layers).require(form)
+def check_layers_of_run(config: Config, policy: Policy, form: str) -> None:
+    """As `check_layers`, for a run whose policy trains in this form of batch.
 
-
-def check_compilation(policy: Policy, form: str) -> None:
-    """Raises UserError if the layers of a full model, which trains in this form of batch, cannot be compiled."""
-    faster_kernels.require_compilable(plain_model.without_weights(policy), form)
+    Raises:
+        UserError: as for `check_layers`, or the layers cannot replay the sampler's experts or be compiled.
+    """
+    check_layers(policy, config.update.lora, config.deepspeed.zero_stage)
+    if config.rollout.router_replay or config.update.torch_compile:
+        model = plain_model.without_weights(policy)
+        if config.rollout.router_replay:
+            RouterReplay(model, model.config.get_text_config().num_hidden_layers).require(form)
+        if config.update.torch_compile:
+            faster_kernels.require_compilable(model, form)
 
 
 def _with_adapter(model: PreTrainedModel, lora: Lora, low_cpu_mem_usage: bool = False) -> Any:

@@ -4,6 +4,7 @@ import contextlib
 import json
 
 import forks
+import model_folders
 import pytest
 import yaml
 from helpers import Round, done, mini, rloo, staged
@@ -120,11 +121,26 @@ def test_a_policy_that_rloo_could_not_teach_stops_the_run_with_the_reason(tmp_pa
     assert "no round is done yet" in done("diagnose", run.run).stdout, "the checks of an earlier call do not count"
 
 
-def test_a_misspelt_layer_of_the_adapter_is_refused_before_anything_is_trained_or_sampled(tmp_path, tiny_model) -> None:
-    run = Round(tmp_path / "run", tiny_model, update={"lora": {"target_modules": ["q_proj", "v_poj"]}})
-    staged(run.run / "assets", tiny_model)
+@pytest.mark.parametrize(
+    ("kind", "update", "expected"),
+    [
+        (
+            "untied",
+            {"lora": {"target_modules": ["q_proj", "v_poj"]}},
+            "update.lora.target_modules: the model has no layer 'v_poj'; did you mean 'v_proj'?",
+        ),
+        ("qwen3_moe", {"torch_compile": True}, "cannot train with it (it is a mixture of experts); remove the key"),
+    ],
+    ids=["a misspelt layer", "experts"],
+)
+def test_layers_that_cannot_train_are_refused_before_anything_is_trained_or_sampled(
+    tmp_path, kind, update, expected
+) -> None:
+    model = model_folders.build(tmp_path / "model", 0, kind)
+    run = Round(tmp_path / "run", model, update=update)
+    staged(run.run / "assets", model)
     arguments = ("--assets", run.run / "assets", "--prompts", run.run / "none", "--output", run.policy(0))
     outcome = rloo("warmstart", *arguments)
     assert outcome.returncode == 1
-    assert "update.lora.target_modules: the model has no layer 'v_poj'; did you mean 'v_proj'?" in outcome.stderr
+    assert expected in outcome.stderr
     assert not run.policy(0).exists()

@@ -301,6 +301,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "data.text_rows.read": (Case("train.jsonl: is empty", "\n\n"),),
     "data.text_rows._decoded": (Case("line 1: not UTF-8", b'{"question": "\xe9"}'),),
     "data.text_rows._parsed": (
+        Case("line 1: an object has the key 'a' twice", '{"a": 1, "a": 2}'),
         Case("line 1: not JSON", '{"question": '),
         Case("line 1: lists or objects are nested too deeply", f'{{"a": {"[" * 100_000}{"]" * 100_000}}}'),
         Case("line 1: a number has more than 4,300 digits", f'{{"a": {"1" * 100_000}}}'),
