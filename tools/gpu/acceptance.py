@@ -12,6 +12,7 @@ results/gpu-rehearsal/.
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import hashlib
 import json
@@ -212,6 +213,7 @@ def _be_row(function: str, options: Mapping[str, Any], folder: Path, variables: 
         outcome = {"outcome": "failed", "why": (why.splitlines() or [""])[0][:400]}
         outcome |= {"figures": error.figures} if isinstance(error, RowError) and error.figures else {}
     (folder / "outcome.json").write_text(json.dumps(outcome))
+    atexit._run_exitfuncs()  # multiprocessing ends a fork without them, and an engine ends its processes in one
 
 
 def _commit() -> str:
