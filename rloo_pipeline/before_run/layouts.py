@@ -65,7 +65,7 @@ def layouts(config: Config, shape: ModelDims, card: Card, gpus: int) -> list[Gpu
         gpus: number of GPUs.
     """
     on_cpu, all_on_cpu = Offload(optimizer="cpu"), Offload(optimizer="cpu", parameters="cpu")
-    kinds: dict[str, tuple[int, list[Iterator[Changes]]]] = {
+    kinds: dict[str, tuple[int, Iterable[Iterator[Changes]]]] = {
         TURNS: (gpus, [_in_turns(config, gpus, {})]),
         BESIDE: (gpus, _side_by_side(config, gpus)),
         f"{gpus // 2} of the GPUs": (gpus // 2, [_in_turns(config, gpus // 2, {})]),
@@ -109,16 +109,14 @@ def _in_turns(config: Config, gpus: int, changes: Changes) -> Iterator[Changes]:
     return (changes | one | other | {"rollout.lag": 0} for one, other in parts)
 
 
-def _side_by_side(config: Config, gpus: int) -> list[Iterator[Changes]]:
+def _side_by_side(config: Config, gpus: int) -> Iterator[Iterator[Changes]]:
     """Candidates in which some GPUs sample while the others train on earlier samples, for each number of GPUs that
     train.
     """
     lag = {"rollout.lag": config.rollout.lag or 1, **_correction(config.algorithm)}
-    groups = []
     for trainers in range(1, gpus) if gpus <= PER_NODE else range(PER_NODE, gpus, PER_NODE):
         parts = product(_sampling(config.rollout, gpus - trainers), _training(config, trainers, {}))
-        groups.append(one | other | lag for one, other in parts)
-    return groups
+        yield (one | other | lag for one, other in parts)
 
 
 def _correction(algorithm: Algorithm) -> Changes:
