@@ -29,7 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.dont_write_bytecode = False  # also with PYTHONDONTWRITEBYTECODE: else each command compiles the package anew
 shape_checks.install()
 # Property tests must not depend on the load of the machine or on examples stored elsewhere.
-settings.register_profile("rloo", deadline=None, derandomize=True, database=None)
+settings.register_profile("rloo", deadline=None, derandomize=True, database=None, max_examples=40)
 settings.load_profile("rloo")
 
 

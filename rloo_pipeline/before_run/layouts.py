@@ -1,6 +1,6 @@
 """Compares ways to spread a run over N GPUs, by memory and time, for `rloo plan --gpus N`."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -65,20 +65,20 @@ def layouts(config: Config, shape: ModelDims, card: Card, gpus: int) -> list[Gpu
         gpus: number of GPUs.
     """
     on_cpu, all_on_cpu = Offload(optimizer="cpu"), Offload(optimizer="cpu", parameters="cpu")
-    kinds: dict[str, tuple[int, list[list[Changes]]]] = {
+    kinds: dict[str, tuple[int, Iterable[Iterator[Changes]]]] = {
         TURNS: (gpus, [_in_turns(config, gpus, {})]),
         BESIDE: (gpus, _side_by_side(config, gpus)),
         f"{gpus // 2} of the GPUs": (gpus // 2, [_in_turns(config, gpus // 2, {})]),
         OPTIMIZER: (gpus, [_in_turns(config, gpus, {"deepspeed.offload": on_cpu})]),
         WEIGHTS: (gpus, [_in_turns(config, gpus, {"deepspeed.offload": all_on_cpu})]),
-        ADAPTER: (gpus, [[] if config.update.lora else _in_turns(config, gpus, {"update.lora": Lora()})]),
+        ADAPTER: (gpus, [] if config.update.lora else [_in_turns(config, gpus, {"update.lora": Lora()})]),
     }
     found: list[GpuLayout] = []
     for name, (held, groups) in kinds.items():
         fitting = {layout.name for layout in found if not layout.problem}
         needless = fitting & {TURNS, OPTIMIZER} if name in (OPTIMIZER, WEIGHTS) else None
-        best = [_first_that_fits(name, config, group, shape, card, held) for group in groups if group and not needless]
-        if best:
+        tried = () if needless else (_first_that_fits(name, config, group, shape, card, held) for group in groups)
+        if best := [layout for layout in tried if layout]:
             found.append(min(best, key=lambda layout: (bool(layout.problem), layout.seconds["typical"])))
 
     def order(layout: GpuLayout) -> tuple[bool, bool, bool, float]:
@@ -89,36 +89,34 @@ def layouts(config: Config, shape: ModelDims, card: Card, gpus: int) -> list[Gpu
 
 
 def _first_that_fits(
-    name: str, config: Config, candidates: Sequence[Changes], shape: ModelDims, card: Card, gpus: int
-) -> GpuLayout:
+    name: str, config: Config, candidates: Iterable[Changes], shape: ModelDims, card: Card, gpus: int
+) -> GpuLayout | None:
     """The first candidate that fits. The cost of splitting engines, weights and gradients was not measured, so they are
-    split only if necessary. If none fits, the last candidate, which needs the least memory.
+    split only if necessary. If none fits, the last candidate, which needs the least memory; None if there is none.
     """
+    layout = None
     for changes in (changes for changes in candidates if _divides(changes, shape)):
-        layout = _measured(name, config, changes, shape, card, gpus)
-        if not layout.problem:
-            break
+        if advice.is_allowed(config.override(changes)):
+            layout = _measured(name, config, changes, shape, card, gpus)
+            if not layout.problem:
+                break
     return layout
 
 
-def _in_turns(config: Config, gpus: int, changes: Changes) -> list[Changes]:
+def _in_turns(config: Config, gpus: int, changes: Changes) -> Iterator[Changes]:
     """Candidates in which all GPUs sample and then all train; none without a GPU."""
-    if not gpus:
-        return []
-    parts = product(_sampling(config.rollout, gpus), _training(config, gpus, changes))
-    return list(_allowed(config, [changes | one | other | {"rollout.lag": 0} for one, other in parts]))
+    parts = product(_sampling(config.rollout, gpus), _training(config, gpus, changes) if gpus else ())
+    return (changes | one | other | {"rollout.lag": 0} for one, other in parts)
 
 
-def _side_by_side(config: Config, gpus: int) -> list[list[Changes]]:
+def _side_by_side(config: Config, gpus: int) -> Iterator[Iterator[Changes]]:
     """Candidates in which some GPUs sample while the others train on earlier samples, for each number of GPUs that
     train.
     """
-    groups = []
+    lag = {"rollout.lag": config.rollout.lag or 1, **_correction(config.algorithm)}
     for trainers in range(1, gpus) if gpus <= PER_NODE else range(PER_NODE, gpus, PER_NODE):
         parts = product(_sampling(config.rollout, gpus - trainers), _training(config, trainers, {}))
-        lag = {"rollout.lag": config.rollout.lag or 1, **_correction(config.algorithm)}
-        groups.append(list(_allowed(config, [one | other | lag for one, other in parts])))
-    return groups
+        yield (one | other | lag for one, other in parts)
 
 
 def _correction(algorithm: Algorithm) -> Changes:
@@ -155,10 +153,6 @@ def _training(config: Config, gpus: int, changes: Changes) -> Iterator[Changes]:
                 "deepspeed.max_tokens_per_micro_batch": micro_batch,
                 "deepspeed.sequence_parallel": parts,
             }
-
-
-def _allowed(config: Config, candidates: Sequence[Changes]) -> Iterator[Changes]:
-    return (changes for changes in candidates if advice.is_allowed(config.override(changes)))
 
 
 def _divides(changes: Changes, shape: ModelDims) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,8 @@ def steps(
         options: of the section `algorithm`.
 
     Returns:
-        The steps with their metrics; `terms` is the sum of what the completions add to the loss, each without its sign.
+        The steps with their metrics; `terms` of the last is the sum of what the completions add to its loss, each
+        without its sign.
     """
     algorithm = Algorithm(**options)
     rollout = Rollout(
@@ -46,7 +49,7 @@ def steps(
         temperature=temperature,
         max_completion_length=LONGEST,
     )
-    model = TokenLogProbs(policy_model.load(Policy(folder), "float32"), temperature)
+    model = TokenLogProbs(_model(folder), temperature)
     reference = _logps(model, round_)
     shift(model.model, 0)
     completions = RoundTensors(
@@ -68,13 +71,23 @@ def steps(
             share = model(pack, loss_at_rows(part, loss_of))
             share.backward()
             loss += float(share)
-            terms += _terms(model, pack, part, loss_of)
+            terms += _terms(model, pack, part, loss_of) if number == len(rows) - 1 else 0.0
         gradient = {name: parameter.grad.clone() for name, parameter in model.model.named_parameters()}
         metrics = update_metrics(batch, record, algorithm, ratio_is_known=True)
         written.append(Step(list(chosen), loss, gradient, {"terms": terms, **metrics}))
         model.zero_grad()
         shift(model.model, number + 1)
     return written
+
+
+def _model(folder: Path) -> torch.nn.Module:
+    """A copy of a model that is loaded once."""
+    return copy.deepcopy(_loaded(folder))
+
+
+@functools.cache
+def _loaded(folder: Path) -> torch.nn.Module:
+    return policy_model.load(Policy(folder), "float32")
 
 
 def _terms(model: TokenLogProbs, pack: packing.Pack, rows: Sequence[int], loss_of: StepLoss) -> float:
@@ -89,7 +102,7 @@ def _terms(model: TokenLogProbs, pack: packing.Pack, rows: Sequence[int], loss_o
 
 def sampling_logps(folder: Path, round_: Round) -> list[list[float]]:
     """Log-probs that a sampler could have given: the policy's with the round's noise."""
-    model = TokenLogProbs(policy_model.load(Policy(folder), "float32"), 1.0)
+    model = TokenLogProbs(_model(folder), 1.0)
     shift(model.model, 0)
     logps = _logps(model, round_).tolist()
     return [[a + b for a, b in zip(row, noise, strict=False)] for row, noise in zip(logps, round_.noise, strict=True)]

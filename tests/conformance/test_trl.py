@@ -6,6 +6,7 @@ clip bites. Old, new and reference log-probs are each side's own, in float32.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from types import ModuleType
 
@@ -27,9 +28,10 @@ LEFT = 0.1
 
 @pytest.fixture(scope="module")
 def trl_side() -> ModuleType:
-    """Imported late: TRL takes seconds."""
+    """Imported late: TRL takes seconds. Each of its trainers collects garbage, which no import is."""
     from conformance import trl_side
 
+    gc.freeze()
     return trl_side
 
 

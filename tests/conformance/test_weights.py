@@ -4,6 +4,7 @@ The script runs as it is, for three rounds, but TRL's trainer gets completions o
 ones. The project's stages score the same completions, compute reference log-probs, and update.
 """
 
+import contextlib
 import random
 import runpy
 from collections.abc import Mapping
@@ -171,18 +172,38 @@ def of_stages(model: Path, number: int, round_: Round) -> None:
         update(config.only("update"), number, policy, run / "trainer", *inputs, *outputs, reference=files.reference)
 
 
+def of_scripts(folders: Mapping[str, Path]) -> dict[str, tuple[Trained, list[Round]]]:
+    """Runs the script of each case in its folder."""
+    outcomes = {}
+    for case, folder in folders.items():
+        with contextlib.chdir(folder):
+            outcomes[case] = of_script(CASES[case][0])
+    return outcomes
+
+
+@pytest.fixture(scope="module")
+def scripts(tiny_model, tmp_path_factory) -> tuple[dict[str, Path], dict[str, tuple[Trained, list[Round]]]]:
+    """The folder of each case, and what its script has trained; in one process, since TRL takes seconds to import."""
+    folders = {case: tmp_path_factory.mktemp(case) for case in CASES}
+    for case, folder in folders.items():
+        kind, options, *adapter = CASES[case]
+        options = {"max_steps": ROUNDS * options.get("num_iterations", 1), **options}
+        lines = "\n        ".join(f"{name}={value!r}," for name, value in options.items())
+        values = {"kind": kind, "model": tiny_model, "longest": LONGEST, "options": lines}
+        (folder / "script.py").write_text(SCRIPT.format(**values, adapter=adapter[0] if adapter else None))
+        (folder / "prompts.jsonl").write_text("".join(f'{{"prompt": "{prompt}"}}\n' for prompt in PROMPTS))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")  # TRL's side trains on the CPU
+        return folders, forks.call(of_scripts, folders)
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_a_script_and_its_project_end_with_the_same_weights(tiny_model, tmp_path, monkeypatch, case) -> None:
-    kind, options, *adapter = CASES[case]
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # TRL's side trains on the CPU
-    options = {"max_steps": ROUNDS * options.get("num_iterations", 1), **options}
-    lines = "\n        ".join(f"{name}={value!r}," for name, value in options.items())
-    values = {"kind": kind, "model": tiny_model, "longest": LONGEST, "options": lines}
-    Path("script.py").write_text(SCRIPT.format(**values, adapter=adapter[0] if adapter else None))
-    Path("prompts.jsonl").write_text("".join(f'{{"prompt": "{prompt}"}}\n' for prompt in PROMPTS))
-    trained, rounds = forks.call(of_script, kind)
+def test_a_script_and_its_project_end_with_the_same_weights(tiny_model, scripts, monkeypatch, case) -> None:
+    folders, outcomes = scripts
+    trained, rounds = outcomes[case]
     assert len(rounds) == ROUNDS
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.chdir(folders[case])
     printed(init_from_trl, Path("project"), "script.py", None, force=False)
     monkeypatch.chdir("project")
     for number, round_ in enumerate(rounds, 1):

@@ -52,8 +52,7 @@ def acceptance():
 def outcome_of(acceptance, tmp_path, monkeypatch):
     """What the runner says of a function of ROWS_OF_THE_TEST."""
     (tmp_path / "rows_of_the_test.py").write_text(ROWS_OF_THE_TEST)
-    plain = acceptance.environment
-    monkeypatch.setattr(acceptance, "environment", lambda folder: {**plain(folder), "PYTHONPATH": f"{ROOT}:{tmp_path}"})
+    monkeypatch.syspath_prepend(tmp_path)
 
     def run(name: str, minutes: float = 1.0, **options) -> Mapping:
         row = acceptance.Row(name, "", f"rows_of_the_test:{name}", minutes, options, needs=())

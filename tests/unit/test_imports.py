@@ -1,6 +1,7 @@
 """The modules of the package import each other without cycles, counting imports inside functions."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -20,6 +21,7 @@ MODULES = {
 }
 
 
+@functools.cache
 def imports(text: str) -> set[str]:
     """Modules of the package that a source text imports, also inside functions."""
     named = set[str]()

@@ -1,6 +1,7 @@
 """The files, names and tests in tools/internals.csv exist, and the page has them."""
 
 import ast
+import functools
 import re
 import runpy
 
@@ -65,6 +66,7 @@ UNCALLED = {"transformers": {"_weight_conversions", "all_tied_weights_keys"}}
 """Attributes of objects of a library that are no functions, so that used_internals.csv cannot list them."""
 
 
+@functools.cache
 def imported(text: str) -> set[str]:
     """Libraries that a source text imports, also inside functions and by name; not those that only types need."""
     tree = ast.parse(text)

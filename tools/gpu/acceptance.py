@@ -12,8 +12,11 @@ results/gpu-rehearsal/.
 from __future__ import annotations
 
 import argparse
+import atexit
+import contextlib
 import hashlib
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -40,6 +43,13 @@ from rows import ROWS, NotHereError, Row, RowError  # noqa: E402
 
 MARK = "RLOO_GPU_ROW"
 """Environment variable of all processes of a row."""
+IMPORTED = (
+    *("snakemake.cli", "snakemake.report.html_reporter", "snakemake.storage", "smart_open", "yte", "pyarrow.parquet"),
+    *("rloo_pipeline.snakemake_ext.planning", "rloo_pipeline.before_run.inputs", "rloo_pipeline.snakemake_ext.logger"),
+)
+"""What the process has imported of which those of the rows are forks: nothing that uses CUDA."""
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(list(IMPORTED))
 END = 15.0
 """Seconds that a row's processes may outlive it."""
 REHEARSED_MINUTES = 15.0
@@ -61,9 +71,6 @@ def main() -> None:
     if arguments.list:
         for row in ROWS:
             print(f"{row.name:22} {row.shows}")
-        return
-    if arguments.call:
-        _be_row(arguments.call, json.loads(arguments.options), arguments.folder)
         return
     place = ROOT / "results" / ("gpu-rehearsal" if arguments.rehearse else "gpu")
     record = _record(place, arguments.rehearse)
@@ -133,25 +140,15 @@ def run(row: Row, folder: Path, rehearse: bool) -> Record:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     options = {**row.options, **(row.rehearse if rehearse and isinstance(row.rehearse, Mapping) else {})}
-    call = ["--call", row.function, "--options", json.dumps(options), "--folder", str(folder)]
     minutes, began = REHEARSED_MINUTES if rehearse else row.minutes, time.monotonic()
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, __file__, *call],
-            cwd=ROOT,
-            env=environment(folder),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-        try:
-            code: int | None = process.wait(60 * minutes)
-        except subprocess.TimeoutExpired:
-            code = None
-        except BaseException:
-            _end(folder, 0)
-            raise
+    process = PROCESSES.Process(target=_be_row, args=(row.function, options, folder, environment(folder, rehearse)))
+    process.start()
+    code: int | None = None
+    try:
+        process.join(60 * minutes)
+        code = process.exitcode
+    finally:
+        process.kill()
         seconds = time.monotonic() - began
         left = _end(folder, 0 if code is None else END)
     outcome = _outcome(folder, code, minutes)
@@ -160,13 +157,14 @@ def run(row: Row, folder: Path, rehearse: bool) -> Record:
     return {**outcome, "seconds": round(seconds, 1)}
 
 
-def environment(folder: Path) -> dict[str, str]:
+def environment(folder: Path, rehearse: bool) -> dict[str, str]:
     """The environment of a row: this one's, the mark, this source tree, and no network.
 
-    SPT_NOENV keeps the title that vLLM's processes give themselves from overwriting the mark.
+    SPT_NOENV keeps the title that vLLM's processes give themselves from overwriting the mark. Threads would only slow
+    down the tiny models of the rehearsal.
     """
     own = {MARK: str(folder), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "SPT_NOENV": "1"}
-    return {**os.environ, **own}
+    return {**os.environ, **own, **({"OMP_NUM_THREADS": "1"} if rehearse else {})}
 
 
 def _outcome(folder: Path, code: int | None, minutes: float) -> Record:
@@ -195,11 +193,18 @@ def _end(folder: Path, patience: float) -> list[str]:
     return left
 
 
-def _be_row(function: str, options: Mapping[str, Any], folder: Path) -> None:
-    """Calls a row's function in this process, and writes the outcome."""
+def _be_row(function: str, options: Mapping[str, Any], folder: Path, variables: Mapping[str, str]) -> None:
+    """Calls a row's function in this process, a fork, and writes the outcome."""
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(variables)
+    with (folder / "log").open("wb") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
     module, _, name = function.partition(":")
     try:
-        outcome: Record = {"outcome": "passed", "figures": getattr(import_module(module), name)(folder, **options)}
+        with contextlib.chdir(ROOT):
+            outcome: Record = {"outcome": "passed", "figures": getattr(import_module(module), name)(folder, **options)}
     except NotHereError as reason:
         outcome = {"outcome": "not run", "why": str(reason)}
     except Exception as error:
@@ -208,6 +213,7 @@ def _be_row(function: str, options: Mapping[str, Any], folder: Path) -> None:
         outcome = {"outcome": "failed", "why": (why.splitlines() or [""])[0][:400]}
         outcome |= {"figures": error.figures} if isinstance(error, RowError) and error.figures else {}
     (folder / "outcome.json").write_text(json.dumps(outcome))
+    atexit._run_exitfuncs()  # multiprocessing ends a fork without them, and an engine ends its processes in one
 
 
 def _commit() -> str:
@@ -236,9 +242,6 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--together", type=int, metavar="N", help="rows at once; those that need the machine come last")
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes, on CPUs")
     parser.add_argument("--list", action="store_true", help="name the rows")
-    parser.add_argument("--call", help=argparse.SUPPRESS)
-    parser.add_argument("--options", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

@@ -37,7 +37,7 @@ def bare(folder: Path, invariant: bool = False, tiny: bool = False) -> Figures:
     variables = {"VLLM_CACHE_ROOT": str(folder / "cache"), "TRITON_CACHE_DIR": str(folder / "triton")}
     variables |= {"VLLM_BATCH_INVARIANT": "1"} if invariant else {}
     call = [sys.executable, __file__, folder / "model", *(REQUESTS if not tiny else TOKENS)]
-    variables |= {"RLOO_GPU_DTYPE": "float32"} if tiny else {}
+    variables |= {"RLOO_GPU_DTYPE": "float32", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if tiny else {}
     first = {} if invariant or tiny else machine.last_json(machine.command([*call, "start"], folder, **variables))
     figures = machine.last_json(machine.command([*call, "sample"], folder, **variables))
     if not invariant:

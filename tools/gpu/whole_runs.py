@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
+import runpy
 import shutil
 import signal
 import subprocess
@@ -114,7 +117,7 @@ def resume(folder: Path, reproducible: bool = False, on_cpu: bool = False) -> Fi
         raise RowError(f"left over after the run: {', '.join(map(str, left))}")
     shutil.rmtree(scratch)
     if not figures:
-        return {"kills": 2}
+        return {"kills": 2, **_result(place / "results" / config["run"])}
     expected, now = soak.digests(folder / "undisturbed"), soak.digests(place)
     names = sorted(expected.keys() | now.keys())
     different = [name for name in names if expected.get(name) != now.get(name)]
@@ -146,11 +149,25 @@ def _run(folder: Path, config: Mapping[str, Any], dry: bool, *options: str, **va
     """A whole run and its figures; with `dry`, the number of its jobs."""
     place = _project(folder, config)
     if dry:
-        planned = _snakemake(place, "--dry-run", "--logger-rloo-plain", *options)
-        return {"jobs planned": int(planned.partition("\ntotal")[2].split()[0])}
+        return {"jobs planned": int(_planned(place, *options).partition("\ntotal")[2].split()[0])}
     began = time.monotonic()
     _snakemake(place, *options, **variables)
     return {"run s": round(time.monotonic() - began, 1), **_result(place / "results" / config["run"])}
+
+
+def _planned(place: Path, *options: str) -> str:
+    """What Snakemake says of the jobs of a run; in this process, since it is imported here."""
+    sys.argv[1:] = [*CALL[3:], "--dry-run", "--logger-rloo-plain", *options]
+    output, code = io.StringIO(), 0
+    with contextlib.chdir(place), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        try:
+            runpy.run_module("snakemake", run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            code = int(end.code or 0)
+    print(output.getvalue(), flush=True)
+    if code:
+        raise RowError(machine.sentence(output.getvalue(), code))
+    return output.getvalue()
 
 
 def _result(run: Path) -> Figures:

@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 import torch
 from helpers import ROOT
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -186,7 +186,6 @@ of_dtypes = pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-9), (
 
 
 @of_dtypes
-@settings(deadline=None)
 @given(sizes, sizes, st.integers(1, 7), st.integers(0, 3), st.data())
 def test_a_sample_among_equal_siblings_of_any_size_has_the_advantage_of_exact_arithmetic(
     dtype, rtol, own, sibling, siblings, unscorable, data
@@ -198,7 +197,6 @@ def test_a_sample_among_equal_siblings_of_any_size_has_the_advantage_of_exact_ar
 
 
 @of_dtypes
-@settings(deadline=None)
 @given(sizes, st.lists(st.one_of(st.integers(-9, 9), st.just(NAN)), min_size=2, max_size=8))
 def test_rewards_far_from_0_have_the_advantages_of_exact_arithmetic(dtype, rtol, offset, steps) -> None:
     """Steps of a size that float32 still tells apart at the offset."""
@@ -210,7 +208,6 @@ def test_rewards_far_from_0_have_the_advantages_of_exact_arithmetic(dtype, rtol,
 
 
 @of_dtypes
-@settings(deadline=None)
 @given(sizes, st.integers(2, 9))
 def test_equal_rewards_of_any_size_come_to_exactly_0(dtype, rtol, reward, samples) -> None:
     for function in ALL.values():
@@ -221,7 +218,6 @@ def test_equal_rewards_of_any_size_come_to_exactly_0(dtype, rtol, reward, sample
     assert (moments.standardize(rewards.double()) == 0).all()
 
 
-@settings(deadline=None)
 @given(sizes, st.lists(st.lists(st.integers(-9, 9), min_size=1, max_size=9), min_size=1, max_size=4))
 def test_running_moments_far_from_0_are_those_of_exact_arithmetic(offset, rounds) -> None:
     assume(sum(map(len, rounds)) > 1)
