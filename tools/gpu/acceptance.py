@@ -47,9 +47,7 @@ IMPORTED = (
     *("snakemake.cli", "snakemake.report.html_reporter", "snakemake.storage", "smart_open", "yte", "pyarrow.parquet"),
     *("rloo_pipeline.snakemake_ext.planning", "rloo_pipeline.before_run.inputs", "rloo_pipeline.snakemake_ext.logger"),
 )
-"""What the process has imported of which those of the rows are forks: nothing that uses CUDA."""
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(list(IMPORTED))
+"""What the process has imported of which the rows of a rehearsal are forks."""
 END = 15.0
 """Seconds that a row's processes may outlive it."""
 REHEARSED_MINUTES = 15.0
@@ -129,7 +127,7 @@ def _todo(record: Record, only: Sequence[str]) -> list[Row]:
 
 
 def run(row: Row, folder: Path, rehearse: bool) -> Record:
-    """Runs a row in a process of its own.
+    """Runs a row in a process of its own: a new one, or in a rehearsal, which has no GPU, a fork.
 
     Returns:
         `outcome` (passed, failed, not run), `why` unless it passed, `seconds` and `figures`.
@@ -141,7 +139,9 @@ def run(row: Row, folder: Path, rehearse: bool) -> Record:
     folder.mkdir(parents=True)
     options = {**row.options, **(row.rehearse if rehearse and isinstance(row.rehearse, Mapping) else {})}
     minutes, began = REHEARSED_MINUTES if rehearse else row.minutes, time.monotonic()
-    process = PROCESSES.Process(target=_be_row, args=(row.function, options, folder, environment(folder, rehearse)))
+    context: Any = multiprocessing.get_context("forkserver" if rehearse else "spawn")
+    context.set_forkserver_preload(list(IMPORTED))
+    process = context.Process(target=_be_row, args=(row.function, options, folder, environment(folder, rehearse)))
     process.start()
     code: int | None = None
     try:
@@ -194,7 +194,7 @@ def _end(folder: Path, patience: float) -> list[str]:
 
 
 def _be_row(function: str, options: Mapping[str, Any], folder: Path, variables: Mapping[str, str]) -> None:
-    """Calls a row's function in this process, a fork, and writes the outcome."""
+    """Calls a row's function in this process, and writes the outcome."""
     os.setsid()
     os.environ.clear()
     os.environ.update(variables)
@@ -213,7 +213,7 @@ def _be_row(function: str, options: Mapping[str, Any], folder: Path, variables: 
         outcome = {"outcome": "failed", "why": (why.splitlines() or [""])[0][:400]}
         outcome |= {"figures": error.figures} if isinstance(error, RowError) and error.figures else {}
     (folder / "outcome.json").write_text(json.dumps(outcome))
-    atexit._run_exitfuncs()  # multiprocessing ends a fork without them, and an engine ends its processes in one
+    atexit._run_exitfuncs()  # multiprocessing ends a process without them, and an engine ends its processes in one
 
 
 def _commit() -> str:
