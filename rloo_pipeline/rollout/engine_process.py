@@ -16,7 +16,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from copy import copy
 from importlib import import_module
@@ -28,7 +28,6 @@ from rloo_pipeline.rollout import vllm_internals
 from rloo_pipeline.rollout.vllm_internals import SWITCH, is_separate
 from rloo_pipeline.runtime import devices, scratch
 from rloo_pipeline.runtime.output import write_as_parent
-from rloo_pipeline.transformers_internals import tokenizer_file
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -70,19 +69,39 @@ def prepare() -> dict[str, Any]:
         os.environ |= {"VLLM_RPC_BASE_PATH": str(_folder), "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
         os.environ |= {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
         process: Any = import_module("vllm.v1.engine.core").EngineCoreProc
-        process.run_engine_core = staticmethod(run)
+        process.run_engine_core = staticmethod(Spawned(run))
     _accept_scheduler()
     return {"scheduler_cls": f"{__name__}.{scheduler.__name__}"}
+
+
+class Spawned:
+    """A function that vLLM calls in a process of its own, with vLLM imported as in this one: else the arguments that
+    are sent to the process would import it, and all that `import_vllm` hides from it.
+    """
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
+
+    def __call__(self, *arguments: Any, **options: Any) -> None:
+        """Calls the function."""
+        self._function(*arguments, **options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Sends the import with the function, which is read before the arguments."""
+        return _after_imports, (self._function,)
+
+
+def _after_imports(function: Callable[..., None]) -> Callable[..., None]:
+    vllm_internals.import_vllm()
+    return function
 
 
 def run(*arguments: Any, **options: Any) -> None:
     """Runs vLLM's engine process so that it ends with its parent and writes an error that ends it to LAST_WORDS."""
     end_with_parent()
     process: Any = import_module("vllm.v1.engine.core").EngineCoreProc
-    tokenizer_file.prepare_tokenizers()  # of which structured outputs make their masks
-    vllm_internals.replace_ranks()
     _accept_scheduler()
-    _worker_class().worker_main = staticmethod(run_worker)
+    _worker_class().worker_main = staticmethod(Spawned(run_worker))
     process.follow_output = _follow_output
     with _last_words():
         process.run_engine_core(*arguments, **options)

@@ -36,13 +36,13 @@ def run(model: Path, output: Path, steps: int) -> Engine:
     return engine
 
 
-def step(engine: Engine) -> None:
-    """An optimizer step on all rows, of which LENGTH tokens are a micro-batch."""
+def step(engine: Engine, tokens: int = LENGTH) -> None:
+    """An optimizer step on all rows, of which so many tokens are a micro-batch."""
 
     def loss_of(rows: Sequence[int], logps: torch.Tensor, mask: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
         return -((logps * mask).sum(-1) * torch.tensor([1.0 - row % 3 for row in rows], device=logps.device)).sum() / 9
 
-    use_micro_batches(engine, LENGTH)
+    use_micro_batches(engine, tokens)
     engine.step(SEQUENCES, range(ROWS), loss_of)
 
 
