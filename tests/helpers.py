@@ -290,6 +290,12 @@ AFTER_SFT = (
     *("summary.json", "report.html"),
 )
 
+# files of a run that depend on its first update, which has its tables
+AFTER_FIRST_TABLES = (
+    *("policies/0000[12]", "rounds/00001/[!h]*.*", "rounds/00002", "trainer", "tensorboard/0*", "pages"),
+    *("evaluation/final", "logs", "summary.json", "report.html"),
+)
+
 
 class Project:
     """A copy of the sources that a test may edit; a folder that exists is used unchanged."""

@@ -9,6 +9,7 @@ from rloo_pipeline import import_string
 from rloo_pipeline.config import Model, ModelSource
 from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.seeds import derive
+from rloo_pipeline.transformers_internals import optional_parts
 
 
 @contextmanager
@@ -38,6 +39,7 @@ def build(model: Model, seed: int, data_dir: str | None, folder: Path, key: str 
         UserError: the function does not exist, does not take these options, or raised an exception.
     """
     name = str(model.build)
+    optional_parts.prepare_transformers()  # the function's file imports models of transformers
     function = import_string.load(name)
     optional = {"data_dir": data_dir} if "data_dir" in inspect.signature(function).parameters else {}
     try:

@@ -13,6 +13,8 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from rloo_pipeline.runtime.import_shims import hidden_packages
+
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 WORDS = ["system", "user", "assistant", "<think>", "</think>"]
 CHARACTERS = "\n0123456789+-=;"
@@ -130,7 +132,8 @@ def save(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFas
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
     )
-    model.save_pretrained(folder)
+    with hidden_packages("deepspeed"):  # which takes seconds to import, to see that it does not wrap the model
+        model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 

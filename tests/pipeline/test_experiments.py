@@ -15,6 +15,7 @@ SMALL = {
     "rounds": 1,
     "algorithm": {"beta": 0},
     "rollout": {"shards": 1},
+    "evaluation": {"greedy": False},
 }
 
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import AFTER_SFT, Project, executable
+from helpers import AFTER_FIRST_TABLES, Project, executable
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +39,7 @@ def times(project: Project) -> dict[Path, float]:
 @pytest.mark.long
 def test_a_run_whose_node_is_lost_twice_has_the_bytes_of_one_without_exchange(finished, tmp_path) -> None:
     """The second time its trainer states are lost too, so rounds 1 and 2 are trained again from their tables."""
-    plain, project = (Project(tmp_path / name).take(finished, *AFTER_SFT[1:]) for name in ("plain", "project"))
+    plain, project = (Project(tmp_path / name).take(finished, *AFTER_FIRST_TABLES) for name in ("plain", "project"))
     outcome = plain.snakemake(*TARGET, **ROUNDS)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     marks, node, shim = (tmp_path / name for name in ("marks", "node", "shim"))

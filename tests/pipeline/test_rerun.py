@@ -9,7 +9,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from helpers import AFTER_SFT, STOP, Project, mini
+from helpers import AFTER_FIRST_TABLES, STOP, Project, mini
 
 import rloo_pipeline
 from rloo_pipeline.judging.run_files import is_finished
@@ -267,7 +267,7 @@ def test_a_gate_ends_the_run_with_everything_kept_and_a_report_and_without_it_th
 
 @pytest.mark.long
 def test_with_a_lag_a_gate_trains_nothing_more_and_what_was_sampled_ahead_is_counted(finished, tmp_path) -> None:
-    project = Project(tmp_path / "project").take(finished, *AFTER_SFT)
+    project = Project(tmp_path / "project").take(finished, *AFTER_FIRST_TABLES)
     outcome = project.snakemake("--cores", "2", rounds=4, gates=STOP, rollout={"lag": 1})
     output = outcome.stdout + outcome.stderr
     assert outcome.returncode == 0, output

@@ -5,13 +5,12 @@ import json
 import os
 import stat
 import sys
-import time
 from pathlib import Path
 
 import forks
 import pyarrow.parquet as pq
 import pytest
-from helpers import AFTER_SFT, Project, merged
+from helpers import AFTER_FIRST_TABLES, AFTER_SFT, Project, merged, wait_until
 
 from rloo_pipeline.artifacts import lineage
 
@@ -83,7 +82,7 @@ def project(tmp_path) -> Project:
 AFTER_POLICY_0 = AFTER_SFT[1:]
 LAG = {
     "rounds": 3,
-    "rollout": {"lag": 1, "refill": 1},
+    "rollout": {"lag": 1, "refill": 1, "shards": 1},
     "algorithm": {"filter_zero_variance": True},
     "dataset": {"select": {"pass_rate": [0, 1], "num_generations": 2, "weights": "online"}},
     "correct": {"reward": "format"},
@@ -91,11 +90,15 @@ LAG = {
 """Round 3 samples from policy 1, and draws its prompts by the scores of round 1."""
 
 
-def killed_once(project: Project, tmp_path: Path, *arguments: str, **changes) -> set[str]:
-    """Kills the first call of each stage until Snakemake has written its targets; returns the killed stages."""
+def killed_once(project: Project, tmp_path: Path, *arguments: str, spared: tuple[str, ...] = (), **changes) -> set[str]:
+    """Kills the first call of each stage that is not spared until Snakemake has written its targets; returns the killed
+    stages.
+    """
     marks, shim = tmp_path / "marks", tmp_path / "shim"
     marks.mkdir()
     shim.mkdir()
+    for stage in spared:
+        (marks / stage).touch()
     killer = shim / "rloo"
     places = {"marks": str(marks), "tests": str(Path(forks.__file__).parent), "address": forks.address()}
     killer.write_text(KILLER.format(python=sys.executable, **places))
@@ -144,18 +147,26 @@ def drawn(project: Project, number: int, by: int) -> list[str]:
 
 @pytest.mark.long
 def test_each_stage_killed_once_ends_with_the_same_bytes(project, finished, tmp_path) -> None:
-    """No worker runs a stage: the killed process is the one that writes, and a whole run without workers has the bytes
-    of one with workers. The next test kills stages that workers run.
+    """No worker runs a stage: the killed process is the one that writes, and a run without workers has the bytes of one
+    with workers. The next test kills stages that workers run.
     """
-    killed = killed_once(project, tmp_path, workers="never")
+    killed = killed_once(project, tmp_path, workers="never", rounds=1)
     assert killed == set(STAGES), "a short stage may be through before it is killed"
-    for pattern in ("prompts/**/*", "policies/*/*", "rounds/**/*", "evaluation/**/*", "warmstart/*"):
-        assert project.files(pattern) == finished.files(pattern)
+    for pattern in (
+        "prompts/**/*",
+        "policies/0000[01]/*",
+        "rounds/00001/*/**/*",
+        "evaluation/warmstart/*",
+        "warmstart/*",
+    ):
+        assert project.files(pattern) == finished.files(pattern) != {}
+    assert project.files("rounds/00001/[!d]*.*") == finished.files("rounds/00001/[!d]*.*") != {}, "but the diagnosis"
 
 
 @pytest.mark.long
 def test_rounds_with_a_lag_whose_stages_are_killed_have_the_same_bytes(project, finished, tmp_path) -> None:
-    undisturbed, arguments = Project(tmp_path / "undisturbed"), ("--", "results/mini/policies/00003")
+    undisturbed = Project(tmp_path / "undisturbed")
+    arguments = ("--", "results/mini/policies/00002", "results/mini/rounds/00003/rollouts/000.parquet")
     for one in (undisturbed, project):
         one.take(finished, *AFTER_POLICY_0)
     outcome = undisturbed.snakemake("--cores", "1", *arguments, **LAG)
@@ -173,17 +184,17 @@ def test_rounds_with_a_lag_whose_stages_are_killed_have_the_same_bytes(project, 
 def test_rounds_that_carry_completions_over_have_the_same_bytes_after_kills_and_with_other_shards(
     project, finished, tmp_path
 ) -> None:
-    changes = {"rounds": 3, "rollout": {"token_budget": 16}}
-    others = [Project(tmp_path / name) for name in ("undisturbed", "one_shard")]
-    target = ("--", "results/mini/policies/00003")
-    for one in (project, *others):
-        one.take(finished, *AFTER_POLICY_0)
-    assert killed_once(project, tmp_path, *target, **changes) == {"rollout", "score", "reference", "update"}
-    for one, shards in zip(others, (2, 1), strict=True):
+    """What is killed is the first update, and the rollouts of the second round, which go on with completions."""
+    changes = {"rollout": {"token_budget": 16}}
+    target = ("--", "results/mini/policies/00002")
+    two_shards, one_shard = (Project(tmp_path / name).take(finished, *AFTER_POLICY_0) for name in ("two", "one"))
+    for one, shards in ((two_shards, 2), (one_shard, 1)):
         outcome = one.snakemake("--cores", "1", *target, **merged(changes, {"rollout": {"shards": shards}}))
         assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-        assert one.files("policies/*/*") == project.files("policies/*/*") != {}
-    assert project.files("rounds/**/*") == others[0].files("rounds/**/*")
+    project.take(two_shards, *AFTER_FIRST_TABLES)
+    assert killed_once(project, tmp_path, *target, spared=("score", "reference"), **changes) == {"rollout", "update"}
+    assert project.files("policies/*/*") == two_shards.files("policies/*/*") == one_shard.files("policies/*/*") != {}
+    assert project.files("rounds/**/*") == two_shards.files("rounds/**/*") != {}
     tables = [pq.read_table(io.BytesIO(table)) for table in project.files("rounds/00002/rollouts/*").values()]
     segments = [segment for table in tables for row in table["segments"].to_pylist() for segment in row]
     assert {segment["policy_round"] for segment in segments} == {0, 1}, "else no completion goes on"
@@ -191,14 +202,16 @@ def test_rounds_that_carry_completions_over_have_the_same_bytes_after_kills_and_
 
 @pytest.mark.long
 def test_rounds_whose_processes_share_sequences_have_the_same_bytes_after_kills(project, finished, tmp_path) -> None:
+    """What the processes share is the reference and the updates, so the first round has its samples and scores."""
     changes = {"deepspeed": {"processes": 2, "sequence_parallel": 2}}
     target = ("--rerun-triggers=mtime", "--", "results/mini/policies/00002")
     undisturbed = Project(tmp_path / "undisturbed")
     for one in (project, undisturbed):
-        one.take(finished, *AFTER_POLICY_0)
+        one.take(finished, *AFTER_FIRST_TABLES, "rounds/00001/reference")
     outcome = undisturbed.snakemake("--cores", "1", *target, **changes)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-    assert killed_once(project, tmp_path, *target, **changes) == {"rollout", "score", "reference", "update"}
+    killed = killed_once(project, tmp_path, *target, spared=("rollout", "score"), **changes)
+    assert killed == {"reference", "update"}
     for pattern in ("policies/*/*", "rounds/**/*", "trainer/00002/state/*"):
         assert project.files(pattern) == undisturbed.files(pattern) != {}
     assert lineage.facts_of(undisturbed.folder / "results" / "mini" / "trainer" / "00002")["world"] == "2"
@@ -210,34 +223,26 @@ def test_rounds_whose_processes_share_sequences_have_the_same_bytes_after_kills(
 
 
 @pytest.mark.long
-def test_snakemake_killed_goes_on_with_the_same_command(project, finished) -> None:
-    project.take(finished, *AFTER_SFT).configure()
-    arguments = ("--cores", "2", "--", "results/mini/policies/00002")
+def test_a_killed_snakemake_goes_on_and_then_a_longer_run_where_it_ended_and_shards_change_no_policy(
+    project, finished
+) -> None:
+    """Two rounds of two shards in one call give the policies of two rounds of one shard in several calls, as the
+    learning rate has its own horizon.
+    """
+    one_round = {"rounds": 1, "rollout": {"shards": 1}}
+    project.take(finished, *AFTER_POLICY_0).configure(**one_round)
+    arguments = ("--cores", "2", "--", "results/mini/policies/00001")
     run = project.folder / "results" / "mini"
     started = project.start(*arguments)
-    deadline = time.monotonic() + 600
-    while not (run / "logs" / "update" / "00001.log").exists():
-        assert started.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: (run / "logs" / "update" / "00001.log").exists() or started.poll() is not None)
+    assert started.poll() is None
     started.kill()
     started.wait()
-    outcome = project.snakemake(*arguments)
+    outcome = project.snakemake(*arguments, **one_round)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     assert "cleared the lock of a killed run" in outcome.stdout + outcome.stderr
-    assert project.files("policies/*/*") == finished.files("policies/*/*")
-
-
-@pytest.mark.long
-def test_a_longer_run_goes_on_where_a_shorter_one_ended_and_shards_change_no_policy(project, finished) -> None:
-    """Two rounds of two shards in one call give the policies of two rounds of one shard in two calls, as the learning
-    rate has its own horizon.
-    """
-    project.take(finished, *AFTER_SFT)
-    for rounds in (1, 2):
-        target = ("--", f"results/mini/policies/{rounds:05d}")
-        outcome = project.snakemake("--cores", "2", *target, rounds=rounds, rollout={"shards": 1})
-        assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    outcome = project.snakemake("--cores", "2", "--", "results/mini/policies/00002", rollout={"shards": 1})
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     # the manifest of a state names the digest of train.parquet, whose facts name the shards
     for pattern in ("policies/*/*", "trainer/00002/state/*", "trainer/00002/carried.json"):
         assert project.files(pattern) == finished.files(pattern) != {}

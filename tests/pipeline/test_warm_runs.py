@@ -5,19 +5,15 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import fork_client
 import forks
 import psutil
 import pytest
-from helpers import AFTER_SFT, Project, wait_until
+from helpers import AFTER_FIRST_TABLES, SECOND_ROUND, Project, wait_until
 
 pytestmark = pytest.mark.slow
 
 TABLES = {"rollout": "rollouts", "score": "scores", "reference": "reference"}
-LAUNCHERS = {"rloo_pipeline.runtime.ranks", fork_client.__file__}
-"""Words of the processes that start ranks."""
-AFTER_POLICY_0 = tuple(pattern for pattern in AFTER_SFT if pattern != "warmstart")
-EVERYTHING = ("warmstart/**/*", "policies/*/*", "rounds/**/*", "trainer/**/*", "evaluation/**/*", "tensorboard/*")
+EVERYTHING = ("policies/*/*", "rounds/**/*", "trainer/00002/**/*", "tensorboard/*")
 
 
 def served(project: Project) -> list[str]:
@@ -28,9 +24,9 @@ def served(project: Project) -> list[str]:
 
 
 def workers(folder: Path) -> list[psutil.Process]:
-    """The living workers of a Snakemake in `folder`, and ranks that stay."""
+    """The living workers of a Snakemake in `folder`."""
     processes = [one for one in psutil.process_iter(["cwd"]) if one.info["cwd"] == str(folder)]
-    return [one for one in processes if "worker" in (words := forks.words_of(one)) and not LAUNCHERS & {*words}]
+    return [one for one in processes if "worker" in forks.words_of(one)]
 
 
 def test_stages_by_themselves_give_the_bytes_that_workers_gave(tmp_path, finished) -> None:
@@ -65,11 +61,13 @@ def test_a_finished_run_has_only_its_last_trainer_state(finished) -> None:
 
 @pytest.mark.long
 def test_workers_that_die_make_a_run_slower_and_no_different(tmp_path, finished) -> None:
-    """They die in the second round, whose update then starts from the trainer state on disk."""
-    project = Project(tmp_path / "project").take(finished, *AFTER_SFT)
+    """They die in the second round, whose update then starts from the trainer state on disk. The first round has its
+    tables.
+    """
+    project = Project(tmp_path / "project").take(finished, *AFTER_FIRST_TABLES)
     project.environment["TMPDIR"] = str(tmp_path)
     project.configure()
-    run = project.start("--cores", "2")
+    run = project.start("--cores", "2", "--", *SECOND_ROUND)
     while run.poll() is None and not (project.folder / "results/mini/rounds/00002/rollouts").is_dir():
         time.sleep(0.1)
     killed = workers(project.folder)
@@ -77,30 +75,9 @@ def test_workers_that_die_make_a_run_slower_and_no_different(tmp_path, finished)
     for worker in killed:
         worker.kill()
     assert run.wait() == 0, (project.folder / "log").read_text()
-    assert len(served(project)) < len(served(finished))
+    assert served(project).count("update") == 1
     for pattern in EVERYTHING:
         assert project.files(pattern) == finished.files(pattern) != {}
-
-
-@pytest.mark.long
-def test_two_ranks_that_stay_between_rounds_write_the_bytes_of_two_that_start(tmp_path, finished) -> None:
-    """One of them is killed in or after the first update. Only updates run: the tables of both rounds are there."""
-    two = {"deepspeed": {"processes": 2, "zero_stage": 2}}
-    updates = ("--rerun-triggers=mtime", "--retries=0", "results/mini/policies/00002")
-    cold, warm = (Project(tmp_path / name) for name in ("cold", "warm"))
-    outcome = cold.take(finished, *AFTER_POLICY_0).snakemake("--cores=2", *updates, workers="never", **two)
-    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-    warm.take(cold, "policies/0000[12]", "rounds/*/*.*", "trainer", "tensorboard").configure(**two)
-    only = ("--allowed-rules", "update", "update_last")
-    run = warm.start("--cores", "2", *updates, *only)
-    while run.poll() is None and not (warm.folder / "results/mini/rounds/00001/train.parquet").exists():
-        time.sleep(0.05)
-    ranks = [worker for worker in workers(warm.folder) if "--rank" in forks.words_of(worker)]
-    ranks[-1].kill()
-    assert run.wait() == 0, (warm.folder / "log").read_text()
-    made = "policies/*/*", "rounds/*/metrics.json", "rounds/*/train.parquet", "trainer/00002/**/*", "tensorboard/*"
-    for pattern in made:
-        assert warm.files(pattern) == cold.files(pattern) != {}
 
 
 def test_workers_end_with_their_snakemake(finished) -> None:
