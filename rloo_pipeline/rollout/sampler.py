@@ -55,7 +55,8 @@ class Sampler:
         self.settings = engine_arguments.arguments(policy, engine, max_model_len, seed)
         self.stop_ids, self.banned_ids = policy.stop_ids, policy.placeholder_ids
         whole_image = policy.image_tokens.whole if engine.most_images else None
-        self.probe = swap_check.Probe(len(policy.tokenizer), self.banned_ids, whole_image)
+        shared = min(len(policy.tokenizer), policy.vocabulary)  # some classes of tokenizers add tokens
+        self.probe = swap_check.Probe(shared, self.banned_ids, whole_image)
         self.sleeping = False
         """True if vLLM has moved the weights to host memory and dropped the KV cache."""
         self.swap_checked = False
