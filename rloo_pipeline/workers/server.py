@@ -91,19 +91,25 @@ def _answer(connection: socket.socket, run: Callable[[list[str]], None]) -> bool
             cost.begin(request["started"])
             code = status_of(run, request["words"])
     except IncompatibleEngine as error:
-        print(f"{command}: runs outside this worker, which holds {error}", flush=True)
+        print(f"{command}: waits until this worker has restarted, since it holds {error}", flush=True)
         answered.set()
+        _send(connection, None)
         return False
     fit = code == 0 and (not devices.has_gpu() or engine_cache.leave_gpu())
     gpu_claims.release()
     print(f"{command}: {code}", flush=True)
     answered.set()
-    with contextlib.suppress(OSError):
-        connection.sendall(json.dumps({"code": code}).encode())
-        connection.shutdown(socket.SHUT_RDWR)  # close() would not end it while the thread still polls it
+    _send(connection, code)
     if fit:
         engine_cache.write_pending()
     return fit
+
+
+def _send(connection: socket.socket, code: int | None) -> None:
+    """Answers a client, unless it has gone."""
+    with contextlib.suppress(OSError):
+        connection.sendall(json.dumps({"code": code}).encode())
+        connection.shutdown(socket.SHUT_RDWR)  # close() would not end it while the thread still polls it
 
 
 def status_of(run: Callable[[list[str]], None], argv: list[str]) -> int:
