@@ -65,13 +65,13 @@ def serve(
             with connection:
                 if client.peer(connection)[1] != os.getuid():  # the folder keeps others out, too
                     continue
-                if not _answer(connection, run):
+                if not _answer(connection, listener, run):
                     break
     kept_ranks.close()
     os.execve(sys.executable, [sys.executable, "-m", "rloo_pipeline", *sys.argv[1:]], environment_at_start)
 
 
-def _answer(connection: socket.socket, run: Callable[[list[str]], None]) -> bool:
+def _answer(connection: socket.socket, listener: socket.socket, run: Callable[[list[str]], None]) -> bool:
     """Runs the requested stage; returns True if the worker can run another one."""
     connection.settimeout(REQUEST_SECONDS)
     try:
@@ -93,6 +93,7 @@ def _answer(connection: socket.socket, run: Callable[[list[str]], None]) -> bool
     except IncompatibleEngine as error:
         print(f"{command}: waits until this worker has restarted, since it holds {error}", flush=True)
         answered.set()
+        listener.close()  # else the client would connect again to this process, before it has restarted
         _send(connection, None)
         return False
     fit = code == 0 and (not devices.has_gpu() or engine_cache.leave_gpu())

@@ -122,7 +122,7 @@ def test_a_worker_restarts_with_its_environment_of_before_the_stages(tmp_path, m
 
 
 UNFIT = """
-import sys
+import sys, time
 from pathlib import Path
 from rloo_pipeline.errors import IncompatibleEngine
 from rloo_pipeline.workers import server
@@ -130,9 +130,10 @@ from rloo_pipeline.workers import server
 def run(_):
     raise IncompatibleEngine("another model")
 
+server.kept_ranks.close = lambda: time.sleep(1)
 server.serve(run, lambda _: None, Path(sys.argv[3]), int(sys.argv[5]))
 """
-"""A worker whose engine fits no stage, until it has restarted as any other worker."""
+"""A worker whose engine fits no stage, until it has restarted, after a while, as any other worker."""
 
 
 def test_a_stage_that_an_engine_does_not_fit_runs_in_its_worker_after_a_restart(
