@@ -51,7 +51,7 @@ sys.path.append({tests!r})
 from fork_client import Fork
 sys.exit(Fork.of_this_process({address!r}, sys.argv[1:]).wait())
 """
-"""The command `rloo` of jobs."""
+"""The command `rloo` of jobs, and of a worker that restarts."""
 
 
 def serve(parent: int, listening: int) -> None:
@@ -139,6 +139,17 @@ def _fork_jobs(address: str) -> None:
     stub.write_text(STUB.format(python=sys.executable, tests=str(Path(__file__).parent), address=address))
     stub.chmod(0o755)
     os.environ["PATH"] = os.pathsep.join([str(folder), str(scripts), os.environ["PATH"]])
+
+
+def _fork_restarts(address: str) -> None:
+    """Makes this process, a worker, ask the server for the one by which it replaces itself."""
+    replace = os.execve
+    script = STUB.format(python=sys.executable, tests=str(Path(__file__).parent), address=address)
+
+    def execve(program: str, command: list[str], environment: Mapping[str, str]) -> None:
+        replace(program, [program, "-ISuc", script, *command[3:]], environment)
+
+    os.execve = execve
 
 
 def _import() -> dict[str, ModuleType]:
@@ -250,6 +261,8 @@ def _become(
         _fork_workers(address)
     if address and module == "snakemake":
         _fork_jobs(address)
+    if address and module == PACKAGE and arguments[:1] == ["worker"]:
+        _fork_restarts(address)
     code = 0
     try:
         if module.endswith(".py"):

@@ -4,7 +4,8 @@ A worker listens on the Unix socket ROLE-N.sock in the folder that RLOO_WORKERS 
 (mode 0700). Only the holder of the lock on ROLE-N.lock may talk to the worker; the kernel releases it when a stage is
 killed. The file names the run that the worker served last; other runs of an experiment try that worker last. The
 request is a line of JSON, {"words", "folder", "started"}, sent with the file descriptor of the terminal.
-The answer is {"code"}, or nothing if the worker died or holds an engine that does not fit the stage.
+The answer is {"code"}, or nothing if the worker died. The code is null if the worker holds an engine that does not fit
+the stage: it restarts, and the stage waits for that.
 
 `rloo STAGE …` looks for a worker before it imports anything else, so this module imports only the standard library, and
 few modules of that.
@@ -47,9 +48,19 @@ def run_stage(
     role = ROLES.get(argv[0]) if argv else None
     if role is None or FOLDER not in os.environ or any(name in os.environ for name in OF_A_RANK):
         return None
-    chosen = _connect(role, argv, terminal)
+    answer = _ask(role, argv, terminal, connected, restarts=False)
+    if answer == {"code": None}:
+        answer = _ask(role, argv, terminal, connected, restarts=True)
+    return answer.get("code")
+
+
+def _ask(
+    role: str, argv: Sequence[str], terminal: int, connected: Callable[[socket.socket], object], restarts: bool
+) -> dict[str, int | None]:
+    """A worker's answer; empty if there is none. For the arguments, see `run_stage` and `_connect`."""
+    chosen = _connect(role, argv, terminal, restarts)
     if chosen is None:
-        return None
+        return {}
     lock, connection = chosen
     connected(connection)
     try:
@@ -60,19 +71,25 @@ def run_stage(
         connection.close()
         os.close(lock)
     if not answer and not os.path.isdir(os.environ[FOLDER]):
-        return 1  # workers remove the folder when Snakemake has ended, so nobody waits for this stage
-    return int(json.loads(answer)["code"]) if answer else None
+        return {"code": 1}  # workers remove the folder when Snakemake has ended, so nobody waits for this stage
+    return dict(json.loads(answer)) if answer else {}
 
 
-def _connect(role: str, argv: Sequence[str], terminal: int) -> tuple[int, socket.socket] | None:
+def _connect(role: str, argv: Sequence[str], terminal: int, restarts: bool) -> tuple[int, socket.socket] | None:
     """Sends a request to a worker of a role.
+
+    Args:
+        role: the role.
+        argv: arguments after `rloo`.
+        terminal: descriptor of the stage's terminal.
+        restarts: True if a worker has just said that it restarts, and so listens again soon.
 
     Returns:
         The descriptor of the worker's lock, and the connection; None if no worker is free within PATIENCE.
     """
     deadline = time.monotonic() + PATIENCE[role]
     while True:
-        busy = False
+        busy = restarts
         names, run = _listening(os.environ[FOLDER], role), _run_of(argv)
         for name in sorted(names, key=lambda name: _last_run(name) not in ("", run)):
             try:

@@ -65,13 +65,13 @@ def serve(
             with connection:
                 if client.peer(connection)[1] != os.getuid():  # the folder keeps others out, too
                     continue
-                if not _answer(connection, run):
+                if not _answer(connection, listener, run):
                     break
     kept_ranks.close()
     os.execve(sys.executable, [sys.executable, "-m", "rloo_pipeline", *sys.argv[1:]], environment_at_start)
 
 
-def _answer(connection: socket.socket, run: Callable[[list[str]], None]) -> bool:
+def _answer(connection: socket.socket, listener: socket.socket, run: Callable[[list[str]], None]) -> bool:
     """Runs the requested stage; returns True if the worker can run another one."""
     connection.settimeout(REQUEST_SECONDS)
     try:
@@ -91,19 +91,26 @@ def _answer(connection: socket.socket, run: Callable[[list[str]], None]) -> bool
             cost.begin(request["started"])
             code = status_of(run, request["words"])
     except IncompatibleEngine as error:
-        print(f"{command}: runs outside this worker, which holds {error}", flush=True)
+        print(f"{command}: waits until this worker has restarted, since it holds {error}", flush=True)
         answered.set()
+        listener.close()  # else the client would connect again to this process, before it has restarted
+        _send(connection, None)
         return False
     fit = code == 0 and (not devices.has_gpu() or engine_cache.leave_gpu())
     gpu_claims.release()
     print(f"{command}: {code}", flush=True)
     answered.set()
-    with contextlib.suppress(OSError):
-        connection.sendall(json.dumps({"code": code}).encode())
-        connection.shutdown(socket.SHUT_RDWR)  # close() would not end it while the thread still polls it
+    _send(connection, code)
     if fit:
         engine_cache.write_pending()
     return fit
+
+
+def _send(connection: socket.socket, code: int | None) -> None:
+    """Answers a client, unless it has gone."""
+    with contextlib.suppress(OSError):
+        connection.sendall(json.dumps({"code": code}).encode())
+        connection.shutdown(socket.SHUT_RDWR)  # close() would not end it while the thread still polls it
 
 
 def status_of(run: Callable[[list[str]], None], argv: list[str]) -> int:

@@ -14,6 +14,7 @@ FP8 = {
     "rollout": {"quantization": "fp8_per_channel", "shards": 1},
     "algorithm": {"old_logps": "trainer"},
     "checks": {"accept": ["entropy"]},
+    "evaluation": {"greedy": False, "num_prompts": 8},
 }
 
 

@@ -1,4 +1,4 @@
-"""Two rounds with a tool and an environment: from the configuration to the page."""
+"""A round with a tool and one with an environment: from the configuration to the page."""
 
 import json
 import os
@@ -16,6 +16,7 @@ from rloo_pipeline.user_code.sandbox import sandbox
 pytestmark = pytest.mark.slow
 
 TOOLS = {
+    "rounds": 1,
     "model": {"build": "rloo_pipeline.demo.character_model:tool_qwen3"},
     "dataset": {
         "train": {"generator": "rloo_pipeline.demo.calculation:problems", "options": {"split": "train", "size": 100}},
@@ -31,6 +32,7 @@ TOOLS = {
         }
     },
     "checks": {"probe_prompts": 8},
+    "evaluation": {"num_generations": 1, "greedy": False},
     "rollout": {
         "tools": ["rloo_pipeline.environments.tools:calculator"],
         "max_turns": 3,
@@ -56,21 +58,21 @@ def test_a_run_with_a_tool_goes_from_its_configuration_to_its_page(tmp_path) -> 
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     run = project.folder / "results" / "mini"
     assert (run / "report.html").exists()
-    shard = run / "rounds/00002/rollouts/000.parquet"
+    shard = run / "rounds/00001/rollouts/000.parquet"
     rows = pq.read_table(shard).to_pylist()
     assert any(turn["role"] == "tool" for row in rows for turn in row["turns"]), "the calculator was called"
     for row in rows:
         messages = json.loads(row["messages"])
         assert messages[-1]["role"] == "assistant"
         assert len(row["sampling_logps"]) == sum(row["loss_mask"])
-    log = (run / "logs/rollout/00002-000.log").read_text()
+    log = (run / "logs/rollout/00001-000.log").read_text()
     assert f" {sum(sum(row['loss_mask']) for row in rows)} tokens, " in log, "without those of answers"
-    scores = pq.read_table(run / "rounds/00002/scores/000.parquet").to_pylist()
+    scores = pq.read_table(run / "rounds/00001/scores/000.parquet").to_pylist()
     called = [sum(turn["role"] == "tool" for turn in row["turns"]) / len(row["turns"]) for row in rows]
     assert [row["scores/called"] for row in scores] == called, "rewards see the whole conversation"
     page = (run / "report.html").read_text()
     assert "→ calculator(expression=" in page, "the page has the calls"
-    metrics = json.loads((run / "rounds/00002/metrics.json").read_text())
+    metrics = json.loads((run / "rounds/00001/metrics.json").read_text())
     shards = pa.concat_tables(map(pq.read_table, sorted(shard.parent.iterdir())))
     assert metrics["tools/call_frequency"] == sum(shards["tool_calls"].to_pylist()) / len(shards) > 0
     assert metrics["tools/calculator/call_frequency"] > 0
@@ -79,10 +81,10 @@ def test_a_run_with_a_tool_goes_from_its_configuration_to_its_page(tmp_path) -> 
     rewards.write_text(yaml.safe_dump({"rewards": [{"function": f"{project.folder}/calls.py:called"}]}))
     rescored = rloo("rescore", run, "--rewards", rewards, "--out", tmp_path / "rescored")
     assert rescored.returncode == 0, rescored.stderr
-    new = pq.read_table(tmp_path / "rescored/rounds/00002/scores/000.parquet")["scores/called"].to_pylist()
+    new = pq.read_table(tmp_path / "rescored/rounds/00001/scores/000.parquet")["scores/called"].to_pylist()
     assert new == called, "rescored from the file alone"
-    policy, again = run / "policies/00001", tmp_path / "again.parquet"
-    arguments = ["rollout", "--prompts", run / "prompts", "--policy", policy, "--round", 2, "--shard", 0]
+    policy, again = run / "policies/00000", tmp_path / "again.parquet"
+    arguments = ["rollout", "--prompts", run / "prompts", "--policy", policy, "--round", 1, "--shard", 0]
     arguments += ["--output", again]
     config = tmp_path / "config.yaml"
     written = (run / "config.yaml").read_text().partition("\n")[2]  # without the digest
@@ -113,7 +115,7 @@ def test_a_round_with_a_server_of_openenv_is_the_same_after_a_kill(tmp_path) -> 
     (project.folder / "calls.py").write_text(CALLED)
     functions = [f"{project.folder}/calls.py:called", "rloo_pipeline.rewards.from_environment:environment_reward"]
     rewards = [TOOLS["rewards"][0], *({"function": function} for function in functions)]
-    changes = merged(TOOLS, {"rounds": 1, "rewards": rewards, "rollout": {"environment": f"openenv:{server}"}})
+    changes = merged(TOOLS, {"rewards": rewards, "rollout": {"environment": f"openenv:{server}"}})
     changes["rollout"]["shards"] = 1
     changes["rollout"]["tools"] = []
     checked = rloo("check", project.configure(**changes))

@@ -17,7 +17,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 SIZES = {
     "small": {"hidden_size": 256, "layers": 4, "heads": 4, "key_value_heads": 2, "intermediate_size": 768},
-    "middle": {"hidden_size": 512, "layers": 8, "heads": 8, "key_value_heads": 4, "intermediate_size": 1536},
     "large": {"hidden_size": 768, "layers": 12, "heads": 12, "key_value_heads": 4, "intermediate_size": 2304},
 }
 VOCABULARY, PROMPT, COMPLETION, GROUPS = 2048, 12, 36, 8
@@ -88,16 +87,16 @@ def check(stage: str, measured: float, terms: memory.Terms) -> None:
     assert abs(predicted - measured) <= WITHIN * measured, message
 
 
-@pytest.mark.parametrize("size", ["small", *(pytest.param(size, marks=pytest.mark.long) for size in list(SIZES)[1:])])
+@pytest.mark.parametrize("size", SIZES)
 def test_predicted_memory_is_near_the_measured_one(size, tmp_path) -> None:
     model = make_model(tmp_path / "model", size)
     run = FullRound(tmp_path / "run", model, **CHANGES)
-    config, shape = load(run.run / "config.yaml"), Policy(model).dimensions
-    first, later = (peak_of(*run.write(number).update_arguments(number)) for number in (1, 2))
-    check(f"{size}: first update", first, RunMemory(config, shape, "cpu").update(first=True))
-    check(f"{size}: later update", later, RunMemory(config, shape, "cpu").update())
+    predicted = RunMemory(load(run.run / "config.yaml"), Policy(model).dimensions, "cpu")
+    check(f"{size}: first update", peak_of(*run.write(1).update_arguments(1)), predicted.update(first=True))
+    if size == "large":  # a small optimizer's state is less than what is tolerated
+        check(f"{size}: later update", peak_of(*run.write(2).update_arguments(2)), predicted.update())
     rows = [{"prompt_id": f"p{number}", "prompt": "", "prompt_ids": [4 + number] * PROMPT} for number in range(GROUPS)]
     write_prompts(tmp_path / "prompts", rows)
     inputs = ("--prompts", tmp_path / "prompts", "--policy", model, "--round", 3, "--shard", 0)
     arguments = (*inputs, "--output", run._table(3, "rollouts", 0))
-    check(f"{size}: rollout", peak_of("rollout", *arguments), RunMemory(config, shape, "cpu").rollout())
+    check(f"{size}: rollout", peak_of("rollout", *arguments), predicted.rollout())

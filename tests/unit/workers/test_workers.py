@@ -121,6 +121,39 @@ def test_a_worker_restarts_with_its_environment_of_before_the_stages(tmp_path, m
     assert started == ["0,1"]
 
 
+UNFIT = """
+import sys, time
+from pathlib import Path
+from rloo_pipeline.errors import IncompatibleEngine
+from rloo_pipeline.workers import server
+
+def run(_):
+    raise IncompatibleEngine("another model")
+
+send = server._send
+server._send = lambda *answer: (send(*answer), time.sleep(1))
+server.serve(run, lambda _: None, Path(sys.argv[3]), int(sys.argv[5]))
+"""
+"""A worker whose engine fits no stage, until it has restarted, a while after its answer, as any other worker."""
+
+
+def test_a_stage_that_an_engine_does_not_fit_runs_in_its_worker_after_a_restart(
+    tmp_path, monkeypatch, controller
+) -> None:
+    path = tmp_path / "sampler-0.sock"
+    monkeypatch.setenv(client.FOLDER, str(tmp_path))
+    monkeypatch.setitem(client.PATIENCE, "sampler", 300)
+    command = [sys.executable, "-c", UNFIT, "worker", "--socket", path, "--controller", str(controller.pid)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        wait_until(path.exists)
+        code = client.run_stage(HELP)
+        process.kill()
+        said = process.stdout.read()
+    assert code == 0
+    assert b"waits until this worker has restarted, since it holds another model" in said
+    assert b"rloo rollout --help: 0" in said
+
+
 def test_an_answer_arrives_at_once(shared_worker) -> None:
     """And not only when the worker next polls whether its client still exists."""
     assert run_when_ready(HELP) == 0
