@@ -184,7 +184,7 @@ def test_rounds_with_a_lag_whose_stages_are_killed_have_the_same_bytes(project, 
 def test_rounds_that_carry_completions_over_have_the_same_bytes_after_kills_and_with_other_shards(
     project, finished, tmp_path
 ) -> None:
-    """What is killed is the first update, and the rollouts of the second round, which go on with completions."""
+    """Kills the first update and the rollouts of the second round, which go on with completions of the first."""
     changes = {"rollout": {"token_budget": 16}}
     target = ("--", "results/mini/policies/00002")
     two_shards, one_shard = (Project(tmp_path / name).take(finished, *AFTER_POLICY_0) for name in ("two", "one"))
@@ -202,7 +202,9 @@ def test_rounds_that_carry_completions_over_have_the_same_bytes_after_kills_and_
 
 @pytest.mark.long
 def test_rounds_whose_processes_share_sequences_have_the_same_bytes_after_kills(project, finished, tmp_path) -> None:
-    """What the processes share is the reference and the updates, so the first round has its samples and scores."""
+    """Kills the reference and the updates, since only these share sequences; samples and scores of the first round are
+    there.
+    """
     changes = {"deepspeed": {"processes": 2, "sequence_parallel": 2}}
     target = ("--rerun-triggers=mtime", "--", "results/mini/policies/00002")
     undisturbed = Project(tmp_path / "undisturbed")

@@ -72,7 +72,7 @@ def sampled_inside(folders: list[Path]) -> list[Completion]:
 
 
 class Separate(NamedTuple):
-    """What an engine in a process of its own has sampled before the process that started it was killed."""
+    """The samples of an engine in a process of its own, from before the process that started it was killed."""
 
     engine: int
     """The engine's process."""

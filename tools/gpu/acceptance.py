@@ -47,7 +47,7 @@ IMPORTED = (
     *("snakemake.cli", "snakemake.report.html_reporter", "snakemake.storage", "smart_open", "yte", "pyarrow.parquet"),
     *("rloo_pipeline.snakemake_ext.planning", "rloo_pipeline.before_run.inputs", "rloo_pipeline.snakemake_ext.logger"),
 )
-"""What the process has imported of which the rows of a rehearsal are forks."""
+"""Modules that are imported before a rehearsal forks its rows."""
 END = 15.0
 """Seconds that a row's processes may outlive it."""
 REHEARSED_MINUTES = 15.0
@@ -201,6 +201,7 @@ def _be_row(function: str, options: Mapping[str, Any], folder: Path, variables: 
     with (folder / "log").open("wb") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+    sys.stdout = os.fdopen(1, "w", 1, closefd=False)  # line by line, in case the row is killed
     module, _, name = function.partition(":")
     try:
         with contextlib.chdir(ROOT):

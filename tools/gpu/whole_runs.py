@@ -156,7 +156,7 @@ def _run(folder: Path, config: Mapping[str, Any], dry: bool, *options: str, **va
 
 
 def _planned(place: Path, *options: str) -> str:
-    """What Snakemake says of the jobs of a run; in this process, since it is imported here."""
+    """Snakemake's list of a run's jobs, made in this process, which has imported it already."""
     sys.argv[1:] = [*CALL[3:], "--dry-run", "--logger-rloo-plain", *options]
     output, code = io.StringIO(), 0
     with contextlib.chdir(place), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
