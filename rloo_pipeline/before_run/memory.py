@@ -139,6 +139,12 @@ class RunMemory(NamedTuple):
     def _zero_stage(self) -> int:
         return effective_zero_stage(self.config.model.dtype, self.config.deepspeed.zero_stage)
 
+    @property
+    def _process(self) -> float:
+        """Bytes of a process that trains or computes log-probs, and on its GPU, of a reward model that rests there."""
+        of_scorer = devices.IDLE["scorer"] if self.device == "cuda" and self.config.has_reward_model else 0.0
+        return PROCESS[self.device] + of_scorer
+
     def update(self, batch: MicroBatch | None = None, first: bool = False, distills: bool = True) -> Terms:
         """Memory of one update process.
 
@@ -174,7 +180,7 @@ class RunMemory(NamedTuple):
             optimizer = max(0.0, gradients + optimizer + scratch - freed)
             gradients = scratch = 0.0
         return {
-            "process": PROCESS[self.device],
+            "process": self._process,
             "weights": weights,
             "optimizer": optimizer,
             **forward,
@@ -212,7 +218,7 @@ class RunMemory(NamedTuple):
         batch = batch or MicroBatch.largest(self.config)
         share = self._share if self.config.deepspeed.splits_weights else 1
         return {
-            "process": PROCESS[self.device],
+            "process": self._process,
             "weights": self.shape.parameters * self._size * share,
             "activations": self._layer(batch),
             "logits": self.logits(batch),

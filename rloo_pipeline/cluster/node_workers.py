@@ -69,7 +69,7 @@ def start(
         _start_host(name, [*srun, *program, "worker-host", json.dumps(here)], logs / f"{name}.log", environment)
     _wait()
     if devices.has_gpu():  # for stages without a worker that share the GPU with idle engines
-        set_until_end(devices.WARM, " ".join(sorted(devices.IDLE.keys() - without)))
+        set_until_end(devices.WARM, gpu_shares.idle(devices.IDLE.keys() - without, load(config)))
     first = Path(f"{folder}@{os.environ.get('SLURMD_NODENAME', names[0])}")
     set_until_end(client.FOLDER, str(first))
     if over_nodes and first.is_dir():  # their workers run next to this process, where srun is available

@@ -66,9 +66,14 @@ class Reward(Section):
         return self.name or self.function.rpartition(":")[2]
 
     @property
+    def is_model(self) -> bool:
+        """True if it scores with a reward model. Its calls leave nothing in their process but the model."""
+        return self.function == REWARD_MODEL
+
+    @property
     def uses_own_model(self) -> bool:
         """True if it scores with the reward model that the run makes."""
-        return self.function == REWARD_MODEL and "model" not in self.options
+        return self.is_model and "model" not in self.options
 
     def decides(self) -> JSON:
         """The keys that scores depend on, without those that only decide whether the stage fails."""
@@ -89,7 +94,7 @@ class Judge(Reward):
             yield "gpus: a judge runs without GPUs; let it ask a service"
         if isinstance(self.on_timeout, float) and not 0 <= self.on_timeout <= 1:
             yield f"on_timeout: {self.on_timeout:g} is not a verdict; give one from 0 (worse) to 1 (better)"
-        if self.function == REWARD_MODEL:
+        if self.is_model:
             yield "function: a reward model compares no completions; make it a reward: summary.json has its win rate"
 
 

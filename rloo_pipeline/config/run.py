@@ -174,6 +174,11 @@ class Config(RunKeys):
         return [self.model, *self.algorithm.teacher_sources.values(), *reward_models]
 
     @property
+    def has_reward_model(self) -> bool:
+        """True if a reward function scores with a reward model."""
+        return any(reward.is_model for reward in self.rewards)
+
+    @property
     def of_reward_model(self) -> Self:
         """The configuration of a run with a reward model, with the model that it starts from as `model`."""
         assert self.reward_model

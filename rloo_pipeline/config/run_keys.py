@@ -100,7 +100,7 @@ class RunKeys(Section):
     workers: Literal["auto", "always", "never"] = "auto"
     """Keep engines loaded between rounds if Snakemake and its jobs run on one machine. On GPUs, the engines take turns
     and wait in host memory; with `auto`, those that do not fit there start in each round. Workers do not change
-    results, but they need memory for sampler, reference and trainer at the same time.
+    results, but they need memory for sampler, reference, trainer and reward model at the same time.
     """
     report_to: Annotated[list[Tracker], OR_ONE] = [TENSORBOARD]
     """Trackers that get the metrics of each round, besides metrics.json. TensorBoard files are always written. `wandb`

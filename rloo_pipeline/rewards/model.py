@@ -15,14 +15,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.artifacts import model_files
 from rloo_pipeline.artifacts.prompt_set import content_text
 from rloo_pipeline.data.plain_text import UnwritableTextError, plain_text
 from rloo_pipeline.data.prompting import date_of
 from rloo_pipeline.errors import UserError, counted, one_line
+from rloo_pipeline.runtime import devices
 from rloo_pipeline.transformers_internals import tokenizer_file
 from rloo_pipeline.user_code.completion_text import after_thinking, as_completion, text_of
 from rloo_pipeline.user_code.reward_call import score_refused
@@ -31,11 +34,14 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from rloo_pipeline.runtime.host_copies import HostCopies
+
 REWARD = "reward_model"
 
 
-class LoadedModel(NamedTuple):
-    """A reward model on its device."""
+@dataclass(eq=False)
+class LoadedModel:
+    """A reward model on its device, or in host memory after `leave_gpu`."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -44,6 +50,19 @@ class LoadedModel(NamedTuple):
     """Maximum length of a conversation in tokens."""
     pad: int | None
     """Id of the padding token. A model without one gets one conversation at a time."""
+    host_copies: HostCopies
+
+    def leave_gpu(self) -> None:
+        """Moves the weights to host memory, until `enter_gpu`; does nothing on a CPU."""
+        import torch
+
+        if self.device.type == "cuda":
+            self.host_copies.take((), [*self.model.parameters(), *self.model.buffers()])
+            torch.cuda.empty_cache()
+
+    def enter_gpu(self) -> None:
+        """Moves the weights back."""
+        self.host_copies.restore()
 
 
 def reward_model(
@@ -93,7 +112,8 @@ def reward_model(
             f"{REWARD}: no model; set the option model to a folder, such as that of a run's own reward model, "
             "results/RUN/reward_model/model"
         )
-    loaded = _load(model, revision, dtype, device, trust_remote_code)
+    loaded = _load(model, revision, _files(model, revision), dtype, device, trust_remote_code)
+    loaded.enter_gpu()
     column = _column(loaded.model, model, output)
     limit = min(max_length or loaded.limit, loaded.limit)
     ids: dict[int, list[int]] = {}
@@ -120,13 +140,35 @@ def reward_model(
     return score_refused(scores, refused, prompts)
 
 
-@cache
+def _files(path: str, revision: str | None) -> tuple[tuple[str, int, int], ...]:
+    """Name, size and time of the model's files, since a process that stays must not score with a model that has been
+    replaced.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    folder = Path(path)
+    if not folder.is_dir():
+        cached = try_to_load_from_cache(path, "config.json", revision=revision)
+        folder = Path(cached).parent if isinstance(cached, str) else folder  # named by its commit
+    stats = ((str(file), file.stat()) for file in sorted(folder.glob("*")))
+    return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+
+
+@lru_cache(maxsize=1)
 def _load(
-    path: str, revision: str | None, dtype: str | None, device: str | None, trust_remote_code: bool
+    path: str,
+    revision: str | None,
+    files: tuple[tuple[str, int, int], ...],  # noqa: ARG001 - a key of the cache
+    dtype: str | None,
+    device: str | None,
+    trust_remote_code: bool,
 ) -> LoadedModel:
+    """Loads a model, or returns the one that was loaded last from the same files."""
     tokenizer_file.prepare_tokenizers()
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    from rloo_pipeline.runtime.host_copies import HostCopies
 
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     number_format = dtype or ("bfloat16" if place.type == "cuda" else "float32")
@@ -160,7 +202,10 @@ def _load(
     if settings.pad_token_id is None:
         settings.pad_token_id = tokenizer.pad_token_id
     limit = min(tokenizer.model_max_length, getattr(settings, "max_position_embeddings", None) or sys.maxsize)
-    return LoadedModel(model.to(place).eval(), tokenizer, place, limit, settings.pad_token_id)  # type: ignore[arg-type]
+    model.to(place).eval()  # type: ignore[arg-type]
+    loaded = LoadedModel(model, tokenizer, place, limit, settings.pad_token_id, HostCopies())
+    devices.hold_gpu(loaded)
+    return loaded
 
 
 def _column(model: PreTrainedModel, path: str, output: int | None) -> int:

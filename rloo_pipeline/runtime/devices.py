@@ -68,9 +68,9 @@ def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return source.to(device, non_blocking=True)
 
 
-IDLE = {"sampler": 2.5e9, "logprobs": 1e9, "trainer": 1e9}
+IDLE = {"sampler": 2.5e9, "logprobs": 1e9, "trainer": 1e9, "scorer": 1e9}
 """GPU bytes that a warm worker's engine keeps between its stages: the CUDA context, and a sampler's graphs and
-workspaces. Not measured.
+workspaces. A scorer's is a reward model. Not measured.
 """
 WARM = "RLOO_WARM"
 """Environment variable: the roles of the warm workers that take turns on a GPU."""
@@ -92,8 +92,10 @@ def training_bytes() -> float:
 
 
 def left_for_training(total: float) -> float:
-    """Bytes of a GPU that warm workers leave to an update; an update without workers uses no more."""
-    return total - sum(size for role, size in IDLE.items() if role != "trainer")
+    """Bytes of a GPU that warm workers leave to an update and a reward model; an update without workers uses no
+    more.
+    """
+    return total - IDLE["sampler"] - IDLE["logprobs"]
 
 
 def machine_bytes() -> float:

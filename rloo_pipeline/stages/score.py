@@ -20,6 +20,11 @@ from rloo_pipeline.runtime import gpu_claims
 from rloo_pipeline.user_code.dispatch import WorkerPools
 from rloo_pipeline.user_code.score_batch import FunctionScores
 from rloo_pipeline.user_code.score_table import as_table, join, score_columns, scoring_facts
+from rloo_pipeline.user_code.worker_process import WorkerProcess
+from rloo_pipeline.workers import engine_cache
+
+KEPT = "processes of reward models"
+"""Name of the list of them that a warm worker keeps."""
 
 
 def score(
@@ -57,7 +62,8 @@ def score(
     gpu_claims.claim(gpus)
     gpu_claims.note_subprocess_gpus(gpus)
     held_out_rollouts, held_out_scores = held_out or (None, None)
-    with WorkerPools(rewards, config.scoring.workers) as pools:  # the workers start while tables are read
+    kept = _kept(config)
+    with WorkerPools(rewards, config.scoring.workers, kept) as pools:  # the workers start while tables are read
         shard = tables.read(rollouts, "rollouts")
         about = {**tables.facts_about(shard), "policy": tables.footer(shard)["policy"]}
         for file, part in zip(parts, separate.values(), strict=True):
@@ -76,6 +82,18 @@ def score(
         columns |= {name: _read(part, name) for name, part in separate.items()}
         scores = join(config.rewards, shard, columns)
         tables.write(output, scores, scores.schema, "scores", **about, **scoring_facts(config.rewards))
+
+
+def _kept(config: Config) -> list[WorkerProcess] | None:
+    """The processes of reward models that earlier stages in this warm worker have left; None outside one. Those of
+    other runs' models end.
+    """
+    kept: list[WorkerProcess] = engine_cache.take(KEPT, None) or []
+    fitting = [process for process in kept if any(process.fits(reward) for reward in config.rewards)]
+    for process in kept:
+        if process not in fitting:
+            process.kill()
+    return fitting if engine_cache.keep(KEPT, None, fitting) else None
 
 
 def _score_held_out(pools: WorkerPools, shard: pa.Table, prompts: Path, policy: Policy, output: Path) -> None:

@@ -23,6 +23,7 @@ from rloo_pipeline.artifacts.policy import Policy, seal
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices, ranks
+from rloo_pipeline.runtime.host_copies import HostCopies
 from rloo_pipeline.runtime.progress import announcing
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.training import (
@@ -36,7 +37,6 @@ from rloo_pipeline.training import (
 )
 from rloo_pipeline.training.deepspeed_internals import deepspeed_config, nvme, split_model
 from rloo_pipeline.training.expert_load import ExpertLoad
-from rloo_pipeline.training.host_copies import HostCopies
 from rloo_pipeline.training.kernels.lm_head import LossOf, TokenOutputs
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences

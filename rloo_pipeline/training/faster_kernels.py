@@ -27,9 +27,9 @@ import torch
 
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError, one_line
-from rloo_pipeline.runtime import caches, devices, guard
+from rloo_pipeline.runtime import caches, devices, guard, host_copies
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.training import batch_forms, host_copies, self_check
+from rloo_pipeline.training import batch_forms, self_check
 from rloo_pipeline.training.batch_forms import FORMS
 from rloo_pipeline.training.kernels import flash_attention_3
 from rloo_pipeline.training.logprobs import TokenLogProbs

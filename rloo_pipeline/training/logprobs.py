@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from rloo_pipeline.artifacts import vision
 from rloo_pipeline.errors import IncompatibleEngine, UserError
-from rloo_pipeline.training import batch_forms, host_copies, model_support, sequence_group
-from rloo_pipeline.training.host_copies import HostCopies
+from rloo_pipeline.runtime import host_copies
+from rloo_pipeline.runtime.host_copies import HostCopies
+from rloo_pipeline.training import batch_forms, model_support, sequence_group
 from rloo_pipeline.training.kernels import attention, lm_head
 from rloo_pipeline.training.kernels.lm_head import Form, LossOf, TokenOutputs, outputs_of
 from rloo_pipeline.training.packing import Pack

@@ -17,7 +17,8 @@ from rloo_pipeline.artifacts.model_files import check_loading_info
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON, Dtype
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training import host_copies, plain_model, self_check
+from rloo_pipeline.runtime import host_copies
+from rloo_pipeline.training import plain_model, self_check
 from rloo_pipeline.training.batch_forms import FORMS, Packed
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.kernels import attention

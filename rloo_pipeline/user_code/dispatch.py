@@ -20,6 +20,7 @@ from rloo_pipeline.user_code.messages import Broken, Done, Failed, Ready
 from rloo_pipeline.user_code.score_batch import FunctionScores, RewardBatch
 from rloo_pipeline.user_code.worker_process import (
     EXIT_SECONDS,
+    REST_SECONDS,
     WorkerProcess,
     adopt_orphans,
     describe_exit,
@@ -37,20 +38,23 @@ class WorkerPools:
     """The worker processes of all reward functions. Assigns calls to them and handles their messages.
 
     They start in the constructor and import their functions while the caller reads its tables. Leaving the `with` block
-    ends them all.
+    ends them all, except those that are kept.
     """
 
-    def __init__(self, rewards: Sequence[Reward], limit: int) -> None:
+    def __init__(self, rewards: Sequence[Reward], limit: int, kept: list[WorkerProcess] | None = None) -> None:
         """Starts the workers.
 
         Args:
             rewards: the functions.
             limit: maximum number of threads that compute at the same time, over all workers.
+            kept: workers of earlier stages that rest; None keeps none. Leaving the `with` block adds those of this
+                stage whose function is a reward model.
         """
         self.others = adopt_orphans()
         self.limit = limit
         self.rewards = list(rewards)
-        self.started = [[WorkerProcess(reward)] for reward in self.rewards]
+        self.kept = kept
+        self.started = [self._take_kept(reward) or [WorkerProcess(reward)] for reward in self.rewards]
         """The workers of each function."""
         main = next((index for index, reward in enumerate(self.rewards) if _most_workers(reward, limit) > 1), None)
         if main is not None:
@@ -62,12 +66,24 @@ class WorkerPools:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Ends all workers and the processes that they started: waits for dismissed workers, kills the others."""
-        deadline = time.monotonic() + EXIT_SECONDS
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        """Ends all workers that are not kept, and the processes that they started: waits for dismissed workers, kills
+        the others.
+        """
+        now = time.monotonic()
         for worker in chain(*self.started):
-            worker.end(deadline)
-        end_orphans(self.others)
+            if self.kept is not None and failed is None and worker.has_rested(now + REST_SECONDS):
+                self.kept.append(worker)
+            else:
+                worker.end(now + EXIT_SECONDS)
+        end_orphans(self.others | {worker.process.pid for worker in self.kept or ()})
+
+    def _take_kept(self, reward: Reward) -> list[WorkerProcess]:
+        """Removes the resting workers of a function from `kept`."""
+        fitting = [worker for worker in self.kept or () if worker.fits(reward)]
+        for worker in fitting:
+            self.kept.remove(worker)
+        return fitting
 
     def score(
         self,
@@ -124,7 +140,10 @@ class WorkerPools:
             if not job.waiting and not job.under_way:
                 del self.workers[job]
                 for worker in () if more else workers:
-                    worker.dismiss()
+                    if self.kept is not None and worker.idle and job.reward.is_model:
+                        worker.rest()
+                    else:
+                        worker.dismiss()
 
     def _needs_worker(self, job: ScoringJob, workers: list[WorkerProcess]) -> bool:
         if not workers:

@@ -67,6 +67,14 @@ class CallBatch(NamedTuple):
     at_once: int
 
 
+class Rest(NamedTuple):
+    """Parent to worker: free the GPU. The next calls may be another stage's."""
+
+
+class Rested(NamedTuple):
+    """Worker to parent: the GPU is free."""
+
+
 class Began(NamedTuple):
     """Worker to parent: an async call has begun."""
 
@@ -97,8 +105,8 @@ class Failed(NamedTuple):
     traceback: str = ""
 
 
-Message = Ready | Broken | Began | Done | Failed
-KINDS = {kind.__name__: kind for kind in (Ready, Broken, Began, Done, Failed)}
+Message = Ready | Broken | Began | Done | Failed | Rested
+KINDS = {kind.__name__: kind for kind in (Ready, Broken, Began, Done, Failed, Rested)}
 """Messages that a worker sends, by name."""
 TRACEBACK_CHARACTERS = 20_000
 """Number of characters that are sent of a traceback, counted from its end."""

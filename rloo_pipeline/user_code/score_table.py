@@ -15,7 +15,7 @@ from rloo_pipeline.artifacts import lineage, tables
 from rloo_pipeline.artifacts.manifest import MANIFEST, digest
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet
-from rloo_pipeline.config import REWARD_MODEL, Reward, Scoring, provenance
+from rloo_pipeline.config import Reward, Scoring, provenance
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.runtime.progress import say
@@ -154,7 +154,7 @@ def scoring_facts(rewards: Sequence[Reward]) -> dict[str, str]:
 
 def _manifest_of_model(reward: Reward) -> Path | None:
     """The manifest of a reward model that the run has trained; None for others."""
-    if reward.function != REWARD_MODEL or "model" not in reward.options:
+    if not reward.is_model or "model" not in reward.options:
         return None
     file = Path(str(reward.options["model"]), MANIFEST)
     return file if file.exists() else None

@@ -3,7 +3,8 @@
 `worker_process.WorkerProcess` starts it with two file descriptors:
 
 - a socket: `Start` comes in, `Ready` or `Broken` goes out. Then each `CallBatch` comes in, and results go out as JSON,
-  with several short calls per message. At the end of the stream the process exits.
+  with several short calls per message. At the end of the stream the process exits. `Rest` ends a stage's calls; the
+  process then writes to the log of the stage whose calls come next.
 - an in-memory file, the `StatusBoard`, with the current call, which the parent reads when a call hangs.
 
 Only import strings, data and plain results are sent, so functions need not be picklable. Functions run on the main
@@ -42,6 +43,8 @@ from rloo_pipeline.user_code.messages import (
     Message,
     ParentConnection,
     Ready,
+    Rest,
+    Rested,
     Start,
 )
 
@@ -109,13 +112,26 @@ def _serve(parent: ParentConnection, board: StatusBoard, start: Start) -> None:
     gc.freeze()  # loaded modules stay, so the garbage collector need not scan them again
     scorer = _Scorer(function, start, parent, board)
     while True:
-        batch: CallBatch = parent.receive()
+        batch = _next_batch(parent)
         constants = {name: value for name, value in batch.constants.items() if name in signature.named}
         calls = _calls(batch, constants | start.options)
         if signature.asynchronous:
             scorer.loop.run(scorer.call_concurrently(list(calls), batch.at_once))
         else:
             scorer.call_in_turn(calls)
+
+
+def _next_batch(parent: ParentConnection) -> CallBatch:
+    """Waits for calls. Between two stages, this process holds no GPU memory except its CUDA context."""
+    request: CallBatch | Rest = parent.receive()
+    while isinstance(request, Rest):
+        from rloo_pipeline.runtime import devices, output
+
+        devices.free_gpu()
+        parent.send([Rested()])
+        request = parent.receive()
+        output.write_as_parent()
+    return request
 
 
 def _calls(batch: CallBatch, constants: dict[str, Any]) -> Iterator[Call]:

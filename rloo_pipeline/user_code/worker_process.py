@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rloo_pipeline.artifacts import fence
 from rloo_pipeline.runtime import process_end
 from rloo_pipeline.user_code.messages import (
     CLOSED,
@@ -29,6 +31,8 @@ from rloo_pipeline.user_code.messages import (
     Failed,
     Message,
     Ready,
+    Rest,
+    Rested,
     Start,
     TimedCall,
     UserCodeProcess,
@@ -60,6 +64,8 @@ MESSAGE_BYTES, CALL_BYTES, ROW_BYTES = 1 << 20, 1 << 18, 1 << 13
 """Maximum size of a message in bytes: a base, plus room for a traceback per call and a reason per row."""
 EXIT_SECONDS = 5.0
 """Seconds that a dismissed worker has to exit by itself."""
+REST_SECONDS = 60.0
+"""Seconds that a worker has to free its GPU; the first time, it maps and pins host memory for its weights."""
 
 
 class WorkerProcess(UserCodeProcess):
@@ -67,6 +73,7 @@ class WorkerProcess(UserCodeProcess):
 
     def __init__(self, reward: Reward) -> None:
         super().__init__()
+        self._identity = _identity(reward)
         board_file = os.memfd_create("board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(board_file, StatusBoard.FORM.size)
         fcntl.fcntl(board_file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)  # reading truncated memory would kill us
@@ -87,6 +94,8 @@ class WorkerProcess(UserCodeProcess):
         self.calls: dict[int, TimedCall] = {}
         """Calls that were sent and are not answered yet, in order, by number."""
         self._killed = False
+        self.rested: bool | None = None
+        """False while the process frees its GPU, True once it has; None while it is in use."""
         self.answered = False
         """True once a call was answered."""
         self._began: dict[int, float] = {}
@@ -103,7 +112,7 @@ class WorkerProcess(UserCodeProcess):
 
     def assign(self, batch: CallBatch) -> None:
         """Sends calls to an idle worker."""
-        self.calls = dict(batch.calls)
+        self.calls, self.rested = dict(batch.calls), None
         self._limit = MESSAGE_BYTES + sum(CALL_BYTES + ROW_BYTES * len(call.rows) for call in self.calls.values())
         self.since = time.monotonic()
         self._end = self.since + sum(call.seconds for call in self.calls.values()) + GRACE
@@ -132,6 +141,10 @@ class WorkerProcess(UserCodeProcess):
         """Checks that a message is about this worker's calls; raises BadMessageError if not."""
         if isinstance(message, Ready):
             self.signature = message.signature
+        elif isinstance(message, Rested):
+            if self.rested is not False:
+                raise BadMessageError
+            self.rested = True
         elif isinstance(message, Began):
             if message.number not in self.calls:
                 raise BadMessageError
@@ -186,6 +199,21 @@ class WorkerProcess(UserCodeProcess):
         reap_group(self.process.pid)
         return exit_code
 
+    def fits(self, reward: Reward) -> bool:
+        """True if a new process for this function would be equal to this one, which is alive."""
+        return self._identity == _identity(reward) and self.process.poll() is None
+
+    def rest(self) -> None:
+        """Tells an idle worker to free its GPU; another stage may call its function later."""
+        self.rested = False
+        self.ask(Rest())
+
+    def has_rested(self, deadline: float) -> bool:
+        """Waits until a worker that was told to rest has done so. Returns False if it is in use or has died."""
+        while self.rested is False and time.monotonic() < deadline and self.messages() is not None:
+            select.select([self.file], [], [], 0.1)
+        return self.rested is True and not self.fault
+
     def dismiss(self) -> None:
         """Tells a worker that has no more calls to exit; kills one that is still importing its function."""
         if self.signature is None:
@@ -202,6 +230,12 @@ class WorkerProcess(UserCodeProcess):
         if dismissed and self.process.poll() is None:
             process_end.wait(self.process.pid, deadline - time.monotonic())  # Popen.wait polls with sleeps
         self.kill()
+
+
+def _identity(reward: Reward) -> object:
+    """Everything that a worker process depends on. Each stage has its own token to write with, which none needs."""
+    environment = {name: value for name, value in os.environ.items() if name != fence.VARIABLE}
+    return reward.function, reward.options, reward.threads, os.getcwd(), environment
 
 
 def adopt_orphans() -> frozenset[int]:

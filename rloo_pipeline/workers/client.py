@@ -91,7 +91,7 @@ def _connect(role: str, argv: Sequence[str], terminal: int, restarts: bool) -> t
     while True:
         busy = restarts
         names, run = _listening(os.environ[FOLDER], role), _run_of(argv)
-        for name in sorted(names, key=lambda name: _last_run(name) not in ("", run)):
+        for name in sorted(names, key=lambda name: (_last_run(name) != run, _last_run(name) != "")):
             try:
                 lock = os.open(f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
             except FileNotFoundError:  # the workers have ended and removed their folder
@@ -110,11 +110,13 @@ def _connect(role: str, argv: Sequence[str], terminal: int, restarts: bool) -> t
 
 
 def _run_of(argv: Sequence[str]) -> str:
-    """The folder of the run that a stage writes to, taken from a path in its arguments; one run's in an experiment."""
-    output = argv[argv.index("--output") + 1] if "--output" in argv[:-1] else ""
+    """The folder of the run that a stage writes to, taken from a path in its arguments; one run's in an experiment. A
+    reward that runs alone has its own engine, so its name follows.
+    """
+    output, only = (argv[argv.index(name) + 1] if name in argv[:-1] else "" for name in ("--output", "--only"))
     for folder in ("/rounds/", "/policies/", "/evaluation/", "/warmstart/"):
         output = output.partition(folder)[0]
-    return output
+    return f"{output} {only}".rstrip()
 
 
 def _last_run(name: str) -> str:

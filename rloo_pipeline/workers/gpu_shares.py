@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from rloo_pipeline.config import Config
+from rloo_pipeline.runtime import devices
 from rloo_pipeline.stages.table import ROWS
 from rloo_pipeline.workers import client
 
@@ -55,3 +56,10 @@ def of_role(role: str, config: Config) -> int:
     if role == "trainer":
         return config.deepspeed.processes
     return of_rewards
+
+
+def idle(roles: Iterable[str], config: Config) -> str:
+    """The roles whose idle engines hold GPU memory, for RLOO_WARM."""
+    return " ".join(
+        sorted(role for role in roles if role in devices.IDLE and (role != "scorer" or config.has_reward_model))
+    )

@@ -88,7 +88,7 @@ def start(
         return
     if devices.has_gpu():
         others = os.environ.get(devices.WARM, "").split()  # of ranks over several nodes, which use the same GPUs
-        set_until_end(devices.WARM, " ".join(sorted({*others, *roles.keys() & devices.IDLE.keys()})))
+        set_until_end(devices.WARM, gpu_shares.idle({*others, *roles}, config))
     preloads = {client.ROLES[stage]: config.deepspeed.threads for stage in stages & {"reference", "teacher", "update"}}
     preloads = {role: threads for role, threads in preloads.items() if gpu_shares.ranks_of(role, config) == 1}
     preloads |= {"sampler": config.vllm.threads}

@@ -1,17 +1,21 @@
 """The stage `score`: the content of its table, which depends neither on the number of processes nor on that of jobs."""
 
 import os
+import subprocess
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 from helpers import Round, done, mini, rloo, write_prompts
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from rloo_pipeline.artifacts import lineage, tables
 from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.config import REWARD_MODEL
 from rloo_pipeline.config.loading import load
-from rloo_pipeline.stages.score import score
+from rloo_pipeline.stages.score import KEPT, _kept, score
 from rloo_pipeline.training.metrics import sample_metrics
+from rloo_pipeline.workers import engine_cache
 
 MINE = """
 import time
@@ -119,3 +123,36 @@ def test_the_table_keeps_nulls_monitors_seconds_and_errors_for_any_number_of_wor
     assert metrics["scoring_errors"] == 4
     assert metrics["unscorable"] == 0
     assert "rewards/seconds/mean" not in metrics
+
+
+def test_a_warm_worker_keeps_the_process_of_a_reward_model_and_gets_the_scores_of_a_new_one(
+    tmp_path, tiny_model, monkeypatch
+) -> None:
+    run, model = Round(tmp_path / "run", tiny_model).write(1), tmp_path / "model"
+    rows = [{"prompt_id": f"0-{n}", "prompt": "x", "prompt_ids": [4], "answer": "1"} for n in range(8)]
+    write_prompts(run.run / "prompts", rows)
+    weights = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1)
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(model)
+    rewards = [{"function": REWARD_MODEL, "batch": "all", "options": {"model": str(model)}}]
+    (run.run / "config.yaml").write_text(yaml.safe_dump(mini(rewards=rewards)))
+    config, rollouts = load(run.run / "config.yaml").only("score"), run._table(1, "rollouts", 0)
+
+    def scored() -> pa.Table:
+        score(config, run.run / "prompts", Policy(tiny_model), rollouts, tmp_path / "scores.parquet")
+        return untimed(tables.read(tmp_path / "scores.parquet", "scores"))
+
+    def kept() -> list[subprocess.Popen]:
+        return [worker.process for worker in engine_cache._engines[KEPT][1]]
+
+    weights.save_pretrained(model)
+    alone = scored()
+    monkeypatch.setattr(engine_cache, "_enabled", True)
+    assert scored().equals(alone, check_metadata=True)
+    [process] = kept()
+    weights.score.weight.data *= -2
+    weights.save_pretrained(model)
+    assert scored()["reward"].to_pylist() == [-2 * reward for reward in alone["reward"].to_pylist()]
+    assert kept() == [process], "it has loaded the model that replaced its own"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    assert _kept(config) == []
+    assert process.poll() is not None, "one that no reward of the run fits ends"

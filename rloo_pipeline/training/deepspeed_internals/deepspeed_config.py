@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
     from torch import Tensor, nn
 
-    from rloo_pipeline.training.host_copies import HostCopies
+    from rloo_pipeline.runtime.host_copies import HostCopies
     from rloo_pipeline.training.settings import TrainerSettings
 
 

@@ -138,7 +138,7 @@ def test_special_tokens_come_from_the_template_and_not_from_prompt_or_completion
 def test_a_completion_that_the_tokenizer_cannot_write_as_text_gets_no_score_and_stops_no_run(
     folder, monkeypatch
 ) -> None:
-    loaded = rewards._load(folder, None, None, None, False)
+    loaded = rewards._load(folder, None, (), None, None, False)
     monkeypatch.setattr(loaded.tokenizer, "chat_template", loaded.tokenizer.chat_template + "{{ '\ufdd0' }}")
     monkeypatch.setattr(rewards, "_load", lambda *_: loaded)
     prompts, notes = [[{"role": "user", "content": "1"}]] * 2, reward_call.collect_notes()
@@ -199,3 +199,30 @@ def test_a_model_that_cannot_score_is_an_error_and_nothing_is_downloaded(tmp_pat
         reward_model(["1"], ["2"], str(tiny_model))
     with pytest.raises(UserError, match="dtype must be"):
         reward_model(["1"], ["2"], str(tiny_model), dtype="int8")
+
+
+def test_a_model_that_has_left_its_gpu_returns_for_the_next_call(folder: str) -> None:
+    """On a CPU both places are host memory."""
+    import torch
+
+    prompts, completions = conversations(4)
+    before = reward_model(prompts, completions, folder)
+    loaded = rewards._load(folder, None, rewards._files(folder, None), None, None, False)
+    loaded.leave_gpu()
+    assert all(weights.untyped_storage().nbytes() for weights in loaded.model.parameters()), "on a CPU it stays"
+    for weights in loaded.model.parameters():
+        weights.data = weights.data.clone()  # they are mapped from the file; on a GPU they are not
+    on_cpu, loaded.device = loaded.device, torch.device("cuda")
+    for _ in range(2):
+        loaded.leave_gpu()
+        assert not any(weights.untyped_storage().nbytes() for weights in loaded.model.parameters())
+    loaded.device = on_cpu
+    assert reward_model(prompts, completions, folder) == before
+
+
+def test_a_model_whose_files_change_is_loaded_again(tmp_path: Path) -> None:
+    prompts, completions = conversations(2)
+    folder = str(write(tmp_path / "model"))
+    before = reward_model(prompts, completions, folder)
+    write(tmp_path / "model", initializer_range=0.4)
+    assert reward_model(prompts, completions, folder) != before

@@ -15,6 +15,7 @@ from helpers import ROOT, has_ended, score, score_all, wait_until
 
 from rloo_pipeline.config import Reward
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime.output import standard_output_to
 from rloo_pipeline.user_code import dispatch, worker_process
 from rloo_pipeline.user_code.dispatch import WorkerPools
 from rloo_pipeline.user_code.messages import CallBatch, TimedCall
@@ -344,6 +345,66 @@ def mine(completions):
             return set(psutil.Process().children()) - before - {worker}
 
         wait_until(lambda: not kept())
+
+
+STAYS = """
+import os
+from rloo_pipeline.runtime import devices
+
+class Weights:
+    moves = 0
+    def leave_gpu(self):
+        self.moves += 1
+
+weights = Weights()
+devices.hold_gpu(weights)
+
+def model(completions):
+    print("scored", flush=True)
+    if "9" in completions:
+        raise ValueError("boom")
+    return [float(os.getpid()), float(weights.moves)]
+
+def other(completions):
+    return [float(os.getpid()), 0.0]
+"""
+
+
+def test_the_process_of_a_reward_model_waits_off_the_gpu_for_the_next_stage(tmp_path, monkeypatch) -> None:
+    file, kept = tmp_path / "mine.py", list[WorkerProcess]()
+    file.write_text(STAYS)
+    monkeypatch.setattr(Reward, "is_model", property(lambda reward: reward.column == "model"))
+    rewards = [Reward(function=f"{file}:{name}") for name in ("model", "other")]
+
+    def stage(number: int, rows: tuple[str, ...] = ("0", "1")) -> list[list[float | None]]:
+        log = os.open(tmp_path / f"{number}.log", os.O_CREAT | os.O_WRONLY)
+        with standard_output_to(log), WorkerPools(rewards, 2, kept) as pools:
+            scores = pools.score(RewardBatch(["p"] * 2, list(rows), [[1]] * 2, {}), [2], more=number == 1)
+            if number == 1:
+                pools.score(batch(0), [])  # an empty table ends the stage's calls, too
+        return [one.scores for one in scores]
+
+    processes = []
+    for number, moves in ((1, 0), (2, 1), (3, 2)):
+        [[of_model, moved], [of_other, _]] = stage(number)
+        processes.append((of_model, of_other))
+        assert moved == moves
+        assert (tmp_path / f"{number}.log").read_text() == "scored\n", "each stage has the output of its own calls"
+        assert [worker.process.pid for worker in kept] == [of_model]
+        assert not psutil.pid_exists(int(of_other))
+    assert len({of_model for of_model, _ in processes}) == 1
+    assert len({of_other for _, of_other in processes}) == 3
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    assert stage(4)[0][1] == 0, "a process with other GPUs is another one"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert len(kept) == 2
+    for worker in kept:
+        worker.process.kill()
+        worker.process.wait()
+    assert stage(5)[0][1] == 0, "one that died meanwhile is replaced"
+    with pytest.raises(UserError, match="raised ValueError: boom"):
+        stage(6, ("9", "1"))
+    wait_until(lambda: not any(worker.process.poll() is None for worker in kept))
 
 
 def test_functions_run_on_the_main_thread_and_can_use_alarms(file) -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from rloo_pipeline.runtime.host_copies import HostCopies
 from rloo_pipeline.training import forward_only
-from rloo_pipeline.training.host_copies import HostCopies
 from rloo_pipeline.training.kernels import attention
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
