@@ -6,7 +6,7 @@ from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import model_inputs
 from rloo_pipeline.before_run.memory import RunMemory
-from rloo_pipeline.config import Config, Model, Reward
+from rloo_pipeline.config import Config, Model
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.training.deepspeed_internals.deepspeed_config import effective_zero_stage
@@ -44,7 +44,7 @@ def _too_many(config: Config, dims: ModelDims, machine: float) -> frozenset[str]
     """The roles to leave out, largest first, so that the rest fit into `machine` bytes."""
     waiting = waiting_bytes(config, dims)
     left: set[str] = set()
-    for role in ("trainer", "logprobs", "scorer", "sampler"):
+    for role in [role for role in ("trainer", "logprobs", "scorer", "sampler") if role in waiting]:
         if sum(size for other, size in waiting.items() if other not in left) <= SHARE * machine:
             break
         left.add(role)
@@ -60,11 +60,12 @@ def waiting_bytes(config: Config, dims: ModelDims) -> dict[str, float]:
     of_run = RunMemory(config, dims)
     of_trainer = ranks * (PROCESS + of_run.weights) + copies * of_run.state
     waiting = {"sampler": PROCESS + weights, "logprobs": PROCESS + weights, "trainer": of_trainer}
-    waiting["scorer"] = sum(PROCESS + _size(reward, weights) for reward in config.rewards if reward.is_model)
+    if config.has_reward_model:
+        models = [reward.options.get("model") for reward in config.rewards if reward.is_model]
+        waiting["scorer"] = sum(PROCESS + (_size(Path(str(model))) if model else weights) for model in models)
     return {role: size for role, size in waiting.items() if gpu_shares.can_keep(role, config, on_gpus=True)}
 
 
-def _size(reward: Reward, weights: float) -> float:
-    """Bytes of a reward model, from its files. One that is not in a folder yet counts as large as the model."""
-    files = Path(str(reward.options.get("model", "-"))).glob("*.safetensors")
-    return float(sum(file.stat().st_size for file in files)) or weights
+def _size(folder: Path) -> float:
+    """Bytes of the weights in a folder; 0 for a model on the Hub, whose size is unknown."""
+    return float(sum(file.stat().st_size for file in folder.glob("*.safetensors")))

@@ -14,6 +14,7 @@ configuration:
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from rloo_pipeline.runtime.host_copies import HostCopies
 
 REWARD = "reward_model"
+LOADED = f"{REWARD}: loaded"
+"""Begins a line of the log of a stage whose call has loaded a model."""
 
 
 @dataclass(eq=False)
@@ -170,6 +173,7 @@ def _load(
 
     from rloo_pipeline.runtime.host_copies import HostCopies
 
+    began = time.monotonic()
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     number_format = dtype or ("bfloat16" if place.type == "cuda" else "float32")
     if number_format not in ("bfloat16", "float16", "float32"):
@@ -205,6 +209,7 @@ def _load(
     model.to(place).eval()  # type: ignore[arg-type]
     loaded = LoadedModel(model, tokenizer, place, limit, settings.pad_token_id, HostCopies())
     devices.hold_gpu(loaded)
+    print(f"{LOADED} {path} in {time.monotonic() - began:.1f} s", flush=True)
     return loaded
 
 

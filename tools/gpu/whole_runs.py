@@ -24,6 +24,7 @@ import yaml
 from rows import Figures, RowError
 
 from rloo_pipeline.config.section import merge
+from rloo_pipeline.rewards.model import LOADED
 
 ROOT = machine.ROOT
 MINI = ROOT / ".test" / "config" / "config.yaml"
@@ -55,7 +56,12 @@ def mini(
     config = _mini_config(changes or {})
     if reward_model:
         config["rewards"] = [*config["rewards"], _model_that_scores(folder / "scorer")]
-    return _run(folder, config, dry, *(["--sdm", "apptainer"] if container else []))
+    figures = _run(folder, config, dry, *(["--sdm", "apptainer"] if container else []))
+    if reward_model and not dry:
+        last = (folder / "results/mini/logs/score").glob("00002-*-reward_model.log")
+        if all(LOADED in log.read_text() for log in last):
+            raise RowError("no process of the first round's reward model scored the second round", figures)
+    return figures
 
 
 def warm_ranks(folder: Path, dry: bool = False) -> Figures:

@@ -8,7 +8,7 @@ from helpers import mini
 
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.before_run import warm_engines
-from rloo_pipeline.config import Config
+from rloo_pipeline.config import REWARD_MODEL, Config
 from rloo_pipeline.runtime import devices
 
 QWEN_7B = ModelDims(3584, 28, 3584, 512, 18944, 152064, 7_600_000_000)
@@ -35,6 +35,21 @@ def test_each_rank_of_a_trainer_waits_with_a_copy_of_the_weights() -> None:
 
     assert trainer(processes=4, zero_stage=2) - trainer() == 3 * (warm_engines.PROCESS + 2 * QWEN_7B.parameters)
     assert not trainer(processes=4, zero_stage=3), "which is not kept"
+
+
+def test_a_reward_model_waits_too(tmp_path) -> None:
+    """One that the run trains is as large as the model."""
+    (tmp_path / "model.safetensors").write_bytes(b"0" * 1000)
+    scored = [
+        {"function": REWARD_MODEL, "name": name, "options": options}
+        for name, options in (("own", {}), ("other", {"model": str(tmp_path)}))
+    ]
+    pairs = {"train": {"path": "pairs.jsonl"}}
+    config = Config(**mini(model={"dtype": "bfloat16"}, rewards=scored, reward_model=pairs))
+    size = warm_engines.waiting_bytes(config, QWEN_7B)["scorer"]
+    assert size == 2 * warm_engines.PROCESS + 2 * QWEN_7B.parameters + 1000
+    assert warm_engines._too_many(config, QWEN_7B, 40e9) == {"trainer", "logprobs", "scorer"}
+    assert "scorer" not in warm_engines.waiting_bytes(Config(**mini()), QWEN_7B)
 
 
 def test_auto_looks_at_the_model_and_always_does_not(tmp_path, monkeypatch) -> None:

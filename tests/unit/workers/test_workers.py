@@ -18,10 +18,11 @@ import psutil
 import pytest
 from helpers import wait_until
 
+from rloo_pipeline.config import REWARD_MODEL
 from rloo_pipeline.config.loading import validate
 from rloo_pipeline.errors import IncompatibleEngine
 from rloo_pipeline.runtime import devices, scratch
-from rloo_pipeline.workers import client, engine_cache, manager, server
+from rloo_pipeline.workers import client, engine_cache, gpu_shares, manager, server
 
 HELP = ["rollout", "--help"]
 ALL = client.ROLES.keys()
@@ -438,6 +439,36 @@ def test_on_gpus_there_are_as_many_workers_as_gpus_for_them(monkeypatch) -> None
         counts = manager.worker_counts(config(deepspeed={"processes": 4, **fixed}), 8, ALL)
         assert "trainer" not in counts, "its ranks could not leave the GPUs"
         assert ("logprobs" in counts) == (fixed["zero_stage"] < 3)
+
+
+def test_a_stage_asks_the_worker_that_has_its_engine_first(tmp_path, monkeypatch) -> None:
+    """That is the one that served the same run, or the same reward that runs alone; then a new one; then another."""
+    monkeypatch.setenv(client.FOLDER, str(tmp_path))
+    listeners = [socket.socket(socket.AF_UNIX) for _ in range(3)]
+    for number, listener in enumerate(listeners):
+        client.with_short_path(listener.bind, str(tmp_path / f"scorer-{number}.sock"))
+        listener.listen()
+
+    def asked(run: str, *only: str) -> str:
+        lock, connection = client._connect("scorer", ["score", *only, "--output", f"{run}/rounds/1/x"], 2, False)
+        with connection:
+            os.close(lock)
+            return Path(connection.getpeername()).stem
+
+    for _ in range(2):
+        assert asked("a", "--only", "model") == "scorer-0"
+        assert asked("a") == "scorer-1"
+    assert asked("b") == "scorer-2"
+    assert asked("a", "--only", "model") == "scorer-0"
+    assert asked("a", "--only", "other") == "scorer-0"
+
+
+def test_on_a_gpu_a_scorer_counts_only_with_a_reward_model() -> None:
+    roles = {"scorer", "observer", "trainer"}
+    assert gpu_shares.idle(roles, config()) == "trainer"
+    assert gpu_shares.idle(roles, config(rewards=[{"function": REWARD_MODEL, "options": {"model": "x"}}])) == (
+        "scorer trainer"
+    )
 
 
 def test_a_worker_sees_whose_process_asks() -> None:
