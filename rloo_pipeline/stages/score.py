@@ -8,6 +8,7 @@ the held-out completions of the shard, by the functions that need no GPU, since 
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 
 from rloo_pipeline.artifacts import round_tables, tables
@@ -16,7 +17,7 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part
 from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.errors import UserError, did_you_mean
-from rloo_pipeline.runtime import gpu_claims
+from rloo_pipeline.runtime import cost, gpu_claims
 from rloo_pipeline.user_code.dispatch import WorkerPools
 from rloo_pipeline.user_code.score_batch import FunctionScores
 from rloo_pipeline.user_code.score_table import as_table, join, score_columns, scoring_facts
@@ -73,6 +74,7 @@ def score(
         columns = score_columns(pools, shard, PromptSet(prompts / "train"), policy, more=len(others) > 0)
         if held_out_scores:
             _score_held_out(pools, others, prompts, policy, held_out_scores)
+    cost.count_processes([psutil.Process(worker.process.pid) for worker in kept or ()])
     if only is not None:
         scores = as_table(
             shard, tables.part_schema(only), {tables.score_column(only): columns[only].scores}, [columns[only]]

@@ -80,9 +80,10 @@ class WorkerPools:
 
     def _take_kept(self, reward: Reward) -> list[WorkerProcess]:
         """Removes the resting workers of a function from `kept`."""
-        fitting = [worker for worker in self.kept or () if worker.fits(reward)]
+        kept = self.kept or []
+        fitting = [worker for worker in kept if worker.fits(reward)]
         for worker in fitting:
-            self.kept.remove(worker)
+            kept.remove(worker)
         return fitting
 
     def score(

@@ -13,6 +13,7 @@ from rloo_pipeline.artifacts import lineage, tables
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import REWARD_MODEL
 from rloo_pipeline.config.loading import load
+from rloo_pipeline.runtime import cost
 from rloo_pipeline.stages.score import KEPT, _kept, score
 from rloo_pipeline.training.metrics import sample_metrics
 from rloo_pipeline.workers import engine_cache
@@ -149,6 +150,7 @@ def test_a_warm_worker_keeps_the_process_of_a_reward_model_and_gets_the_scores_o
     monkeypatch.setattr(engine_cache, "_enabled", True)
     assert scored().equals(alone, check_metadata=True)
     [process] = kept()
+    assert [one.pid for one in cost._others] == [process.pid], "its CPU time is the stage's"
     weights.score.weight.data *= -2
     weights.save_pretrained(model)
     assert scored()["reward"].to_pylist() == [-2 * reward for reward in alone["reward"].to_pylist()]
