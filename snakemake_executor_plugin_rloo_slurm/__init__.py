@@ -4,8 +4,7 @@ Snakemake finds it by the name of this package. A profile asks for it with `exec
 those of the SLURM plugin, with the prefix `rloo-slurm-` in place of `slurm-`.
 """
 
-from snakemake_executor_plugin_slurm import ExecutorSettings, common_settings
+from rloo_pipeline.snakemake_ext.slurm_executor import Executor, plugin
 
-from rloo_pipeline.snakemake_ext.slurm_executor import Executor
-
+ExecutorSettings, common_settings = plugin.ExecutorSettings, plugin.common_settings
 __all__ = ["Executor", "ExecutorSettings", "common_settings"]

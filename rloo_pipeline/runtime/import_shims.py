@@ -5,10 +5,13 @@ used here. This takes seconds at the start of every stage. All four work without
 hidden during the import. User code and later imports find them as usual.
 """
 
+import importlib
 import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
 
 
 def prepare_arrow() -> None:
@@ -51,3 +54,23 @@ def hidden_packages(*names: str) -> Iterator[None]:
     finally:
         for name in hidden:
             del sys.modules[name]
+
+
+class _Later(ModuleType):
+    """Stands for a package, which is imported when something of it is used."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+@contextmanager
+def imported_later(name: str) -> Iterator[None]:
+    """A block whose imports of a package do not import it yet, unless it is imported already."""
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = _Later(name)
+    try:
+        yield
+    finally:
+        del sys.modules[name]

@@ -44,14 +44,17 @@ from datetime import datetime, timedelta
 from threading import Lock
 from typing import Any
 
-import snakemake_executor_plugin_slurm as plugin
-from snakemake_executor_plugin_slurm import job_status_query
 from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import guard, slurm_commands
+from rloo_pipeline.runtime.import_shims import imported_later
 from rloo_pipeline.snakemake_ext.slurm_states import JobStates, Outcome, Verdict
+
+with imported_later("pandas"):  # only a report of efficiency needs it, and it takes a fifth of Snakemake's start
+    import snakemake_executor_plugin_slurm as plugin
+    from snakemake_executor_plugin_slurm import job_status_query
 
 LONGEST_WAIT = 60.0
 """Maximum seconds between polls."""

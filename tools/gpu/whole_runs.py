@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,13 +101,16 @@ def images(folder: Path, kind: str, dry: bool = False) -> Figures:
     return _run(folder, merge(config, changes), dry)
 
 
-def resume(folder: Path, reproducible: bool = False, on_cpu: bool = False) -> Figures:
+def resume(
+    folder: Path, reproducible: bool = False, on_cpu: bool = False, kills: Sequence[str] = ("rollout", "update")
+) -> Figures:
     """A mini run that is killed in its first rollout and in its first update, with all of its processes.
 
     Args:
         folder: an empty folder for the row's files.
         reproducible: set the key of that name, and compare the bytes with those of an undisturbed run.
         on_cpu: run one small round, in float32.
+        kills: stages during which the run is killed.
     """
     config = _mini_config(ONE_SMALL_ROUND if on_cpu else {})
     config["reproducible"] = reproducible
@@ -115,7 +118,7 @@ def resume(folder: Path, reproducible: bool = False, on_cpu: bool = False) -> Fi
     variables = {"TMPDIR": scratch}
     figures = _run(folder / "undisturbed", config, False, **variables) if reproducible else {}
     place = _project(folder / "killed", config)
-    for stage in ("rollout", "update"):
+    for stage in kills:
         _kill(place, stage, variables)
     _snakemake(place, **variables)
     left = [path for path in soak.leftovers(place, Path(scratch)) if not soak.is_unread(path)]
@@ -123,7 +126,7 @@ def resume(folder: Path, reproducible: bool = False, on_cpu: bool = False) -> Fi
         raise RowError(f"left over after the run: {', '.join(map(str, left))}")
     shutil.rmtree(scratch)
     if not figures:
-        return {"kills": 2, **_result(place / "results" / config["run"])}
+        return {"kills": len(kills), **_result(place / "results" / config["run"])}
     expected, now = soak.digests(folder / "undisturbed"), soak.digests(place)
     names = sorted(expected.keys() | now.keys())
     different = [name for name in names if expected.get(name) != now.get(name)]
@@ -131,7 +134,7 @@ def resume(folder: Path, reproducible: bool = False, on_cpu: bool = False) -> Fi
         raise RowError(
             f"{len(different)} of {len(names)} files differ from those of an undisturbed run, first {different[0]}"
         )
-    return {"kills": 2, "equal files": len(names)}
+    return {"kills": len(kills), "equal files": len(names)}
 
 
 def _mini_config(changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -119,7 +119,10 @@ def test_an_image_built_from_a_wheel_is_in_a_folder_of_the_caller(installed, tmp
     assert not list((tmp_path / "scratch").iterdir())
 
 
-def test_a_build_waits_for_what_a_killed_one_left_running_and_removes_its_files(installed, tmp_path) -> None:
+def test_a_build_waits_for_what_a_killed_one_left_running_and_removes_its_files(
+    installed, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setenv("BOOTSTRAP", "docker")  # one call of Apptainer
     waiting, log = tmp_path / "log.wait", tmp_path / "log"
     waiting.touch()
     older = tmp_path / "images" / "rloo-sandbox-0.1.0-of_another_list.sif.partial"

@@ -3,6 +3,8 @@
 import asyncio
 import errno
 import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from threading import Event, Lock
@@ -469,3 +471,13 @@ def test_each_task_of_an_array_runs_its_own_command() -> None:
         ";;",
         "esac",
     ]
+
+
+def test_snakemake_starts_without_pandas_and_a_report_of_efficiency_has_it() -> None:
+    code = """if True:
+        import sys, snakemake_executor_plugin_rloo_slurm
+        assert "pandas" not in sys.modules
+        from snakemake_executor_plugin_slurm import efficiency_report
+        assert efficiency_report.pd.isna(None)
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)
