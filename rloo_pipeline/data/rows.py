@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline import import_string
@@ -65,7 +66,10 @@ def _loaded(source: Source, path: Path) -> list[Row]:
         if path.suffix in text_rows.SUFFIXES:
             return text_rows.read(path, source.max_rows)
     try:
-        return _by_datasets(source, path)
+        if path.parent.name == "snapshots" and len(path.name) == 40:  # a commit in the Hub's cache never changes
+            return _by_datasets(source, path)
+        with TemporaryDirectory() as cache:  # from its own, `datasets` may take the rows of an older file of this name
+            return _by_datasets(source, path, cache)
     except UserError:
         raise
     except Exception as error:
@@ -77,10 +81,11 @@ def _loaded(source: Source, path: Path) -> list[Row]:
         raise UserError(f"{damaged or f'{path}: cannot be read as a dataset'} ({reason}){hint}") from error
 
 
-def _by_datasets(source: Source, path: Path) -> list[Row]:
+def _by_datasets(source: Source, path: Path, cache: str | None = None) -> list[Row]:
     """Reads rows with `datasets.load_dataset`, so that every dataset of the Hub is supported. Text stays text.
 
-    CSV columns are text unless the dataset declares types. JSON is read like a local JSON file.
+    CSV columns are text unless the dataset declares types. JSON is read like a local JSON file. `cache` is the folder
+    for converted and extracted files.
     """
     import datasets
     from pyarrow import parquet
@@ -90,14 +95,36 @@ def _by_datasets(source: Source, path: Path) -> list[Row]:
     if path.is_file():
         if not parquet.read_metadata(path).num_rows:  # which `datasets` cannot read
             return []
-        return _first(datasets.load_dataset("parquet", data_files=str(path), split="train"), source)
-    builder = datasets.load_dataset_builder(str(path), name=source.config_name)
+        return _first(datasets.load_dataset("parquet", data_files=str(path), split="train", cache_dir=cache), source)
+    builder = datasets.load_dataset_builder(str(path), name=source.config_name, cache_dir=cache)
+    if cache is not None:
+        _check_formats(builder, path)
     kind, declared = type(builder).__module__.rpartition(".")[2], builder.info.features
     if kind == "json" and builder.config.field is None:
-        return _as_declared(_of_json(builder, source.split), declared)
-    options = {"features": _text_features(builder), "keep_default_na": False} if kind == "csv" else {}
-    rows = _first(datasets.load_dataset(str(path), name=source.config_name, split=source.split, **options), source)
+        return _as_declared(_of_json(builder, source.split, cache), declared)
+    options = {"features": _text_features(builder, cache), "keep_default_na": False} if kind == "csv" else {}
+    place = {"name": source.config_name, "split": source.split, "cache_dir": cache}
+    rows = _first(datasets.load_dataset(str(path), **place, **options), source)
     return _as_declared(rows, declared) if options else rows
+
+
+def _check_formats(builder: DatasetBuilder, folder: Path) -> None:
+    """Raises UserError if a folder has rows in files of several formats, of which `datasets` reads the commonest. Files
+    of other formats that end with .json may hold something else.
+    """
+    from datasets.data_files import DataFilesDict, get_data_patterns
+
+    card = folder / "README.md"
+    if card.is_file() and "data_files" in card.read_text(errors="replace"):
+        return
+    place, read = str(folder.resolve()), builder.config.data_files
+    of_splits = DataFilesDict.from_patterns(get_data_patterns(place), place, sorted({*FORMATS} - {".json"}))
+    for split, files in of_splits.items():
+        if other := sorted({*map(str, files)} - {*map(str, read.get(split, ()))}):
+            raise UserError(
+                f"{other[0]}: would not be read, since the split '{split}' has files of another format; convert it to "
+                "theirs, or move it out of the folder"
+            )
 
 
 def _first(dataset: Dataset, source: Source) -> list[Row]:
@@ -107,12 +134,12 @@ def _first(dataset: Dataset, source: Source) -> list[Row]:
     return rows
 
 
-def _of_json(builder: DatasetBuilder, split: str) -> list[Row]:
+def _of_json(builder: DatasetBuilder, split: str, cache: str | None) -> list[Row]:
     """The rows of a split, of all splits, or of a split expression such as `train[:100]`."""
     import datasets
 
     parts = {
-        str(name): [*chain.from_iterable(map(text_rows.objects, chain.from_iterable(map(_unpacked, files))))]
+        str(name): [*chain.from_iterable(map(text_rows.objects, _all_unpacked(files, cache)))]
         for name, files in builder.config.data_files.items()
     }
     instruction = datasets.ReadInstruction.from_spec("+".join(parts) if split == "all" else split)
@@ -120,23 +147,21 @@ def _of_json(builder: DatasetBuilder, split: str) -> list[Row]:
     return uniform(row for part in chosen for row in parts[part.splitname][part.from_ : part.to])
 
 
-def _unpacked(file: str) -> Iterator[Path]:
-    """The files of an archive, or the file itself, which may be compressed."""
+def _all_unpacked(files: Iterable[str], cache: str | None) -> Iterator[Path]:
+    """The files of archives, which are extracted into `cache`, and the other files, which may be compressed."""
     import datasets
 
-    if not str(file).endswith(ARCHIVES):
-        yield Path(file)
-        return
-    manager = datasets.DownloadManager()
-    yield from map(Path, manager.iter_files(manager.extract(str(file))))
+    manager = datasets.DownloadManager(download_config=datasets.DownloadConfig(cache_dir=cache))
+    for file in map(str, files):
+        yield from map(Path, manager.iter_files(manager.extract(file)) if file.endswith(ARCHIVES) else [file])
 
 
-def _text_features(builder: DatasetBuilder) -> Any:
+def _text_features(builder: DatasetBuilder, cache: str | None) -> Any:
     """Features that read all columns of CSV files as text."""
     import datasets
     import pandas as pd
 
-    first = next(path for files in builder.config.data_files.values() for file in files for path in _unpacked(file))
+    first = next(_all_unpacked(chain.from_iterable(builder.config.data_files.values()), cache))
     options = {**builder.config.pd_read_csv_kwargs, "nrows": 0, "chunksize": None, "iterator": False}
     return datasets.Features({str(name): datasets.Value("string") for name in pd.read_csv(first, **options).columns})
 
