@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -201,18 +202,35 @@ def _is_episode(messages: Sequence[dict[str, Any]]) -> bool:
     return bool(messages) and messages[-1]["role"] == "assistant"
 
 
+def wording(prompt: Any) -> str:
+    """The text of a prompt without differences in white space, which do not make another question of it."""
+
+    def collapsed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: collapsed(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [*map(collapsed, value)]
+        return " ".join(value.split()) if isinstance(value, str) else value
+
+    return json.dumps(collapsed(prompt), sort_keys=True, default=str)
+
+
 def encode(
     prompt: Any, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, path: str, tools: Sequence[Any] = ()
 ) -> list[int]:
     """Token ids of a prompt, up to the start of the completion; `tools` are the schemas of the tools that it lists.
 
     Raises:
-        UserError: the chat template fails or is missing, the prompt is empty or too long to be tokenized, it would
-            begin with two BOS tokens, a string spells a special token, or the model does not embed a token.
+        UserError: the chat template fails or is missing, the prompt or its last message is empty, it is too long to be
+            tokenized or would begin with two BOS tokens, a string spells a special token, or the model does not embed a
+            token.
     """
     if isinstance(prompt, str):
         ids = _ids_of_string(prompt, dataset, tokenizer, path)
     else:
+        content = prompt[-1].get("content")
+        if prompt[-1]["role"] == "user" and isinstance(content, str) and not content.strip():
+            raise UserError(f"{path}: the last message of a prompt is empty; write it, or drop the row")
         ids = chat_ids(prompt, dataset, tokenizer, path, tools=tools)
     bos = tokenizer.bos_token_id
     if bos is not None and ids[:2] == [bos, bos]:

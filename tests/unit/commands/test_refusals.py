@@ -367,6 +367,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "data.prompting.encode": (
         "tests/unit/data/test_prompting.py",
         prompts("row 0: a prompt has no tokens", ""),
+        Case("row 0: the last message of a prompt is empty", [{"question": "", "answer": "1"}]),
     ),
     "data.prompting.render": (
         Case("row 0: the prompt is messages, but", model=lambda folder: (folder / "chat_template.jinja").unlink()),
