@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -97,6 +98,7 @@ def _by_datasets(source: Source, path: Path, cache: str | None = None) -> list[R
             return []
         return _first(datasets.load_dataset("parquet", data_files=str(path), split="train", cache_dir=cache), source)
     builder = datasets.load_dataset_builder(str(path), name=source.config_name, cache_dir=cache)
+    _check_shards(builder)
     if cache is not None:
         _check_formats(builder, path)
     kind, declared = type(builder).__module__.rpartition(".")[2], builder.info.features
@@ -106,6 +108,18 @@ def _by_datasets(source: Source, path: Path, cache: str | None = None) -> list[R
     place = {"name": source.config_name, "split": source.split, "cache_dir": cache}
     rows = _first(datasets.load_dataset(str(path), **place, **options), source)
     return _as_declared(rows, declared) if options else rows
+
+
+def _check_shards(builder: DatasetBuilder) -> None:
+    """Raises UserError if a file's name says that it is one of several, as `train-00000-of-00003.parquet`, and another
+    one is not there, as after a download that was interrupted.
+    """
+    for file in map(Path, chain.from_iterable(builder.config.data_files.values())):
+        if parts := re.fullmatch(r"(.*-)(\d{5})-of-(\d{5})(\..*)", file.name):
+            start, _, count, end = parts.groups()
+            for other in (file.with_name(f"{start}{n:05d}-of-{count}{end}") for n in range(int(count))):
+                if not other.exists():
+                    raise UserError(f"{other}: missing, though {file.name} is there; fetch the whole dataset again")
 
 
 def _check_formats(builder: DatasetBuilder, folder: Path) -> None:

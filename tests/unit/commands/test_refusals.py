@@ -390,6 +390,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         Case("options of the generator made:rows do not fit it", lambda size: size),
     ),
     "data.rows._loaded": (Case("train.parquet: truncated or damaged", "hello", name="train.parquet"),),
+    "data.rows._check_shards": "tests/unit/data/test_rows.py",
     "data.rows._check_formats": "tests/unit/data/test_rows.py",
     "data.rows.check_file": (
         Case("dataset files can be", "a,b\n", name="train.txt"),
