@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 FORMATS = (*text_rows.SUFFIXES, ".parquet")
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
+SHARD = re.compile(r"(.*-)\d{5}-of-(\d{5})(\..*)")
+"""Matches names of files that hold a part of a split each, as the Hub's."""
 
 
 def read_rows(source: Source, path: str) -> list[Row]:
@@ -114,12 +116,12 @@ def _check_shards(builder: DatasetBuilder) -> None:
     """Raises UserError if a file's name says that it is one of several, as `train-00000-of-00003.parquet`, and another
     one is not there, as after a download that was interrupted.
     """
-    for file in map(Path, chain.from_iterable(builder.config.data_files.values())):
-        if parts := re.fullmatch(r"(.*-)(\d{5})-of-(\d{5})(\..*)", file.name):
-            start, _, count, end = parts.groups()
-            for other in (file.with_name(f"{start}{n:05d}-of-{count}{end}") for n in range(int(count))):
-                if not other.exists():
-                    raise UserError(f"{other}: missing, though {file.name} is there; fetch the whole dataset again")
+    files = {*map(Path, chain.from_iterable((builder.config.data_files or {}).values()))}
+    series = {(file.parent, *match.groups()) for file in files if (match := SHARD.fullmatch(file.name))}
+    for folder, start, count, end in sorted(series):
+        for number in range(int(count)):
+            if not (file := folder / f"{start}{number:05d}-of-{count}{end}").exists():
+                raise UserError(f"{file}: missing, though other files of the {int(count)} are there; fetch them again")
 
 
 def _check_formats(builder: DatasetBuilder, folder: Path) -> None:

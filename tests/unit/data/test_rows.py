@@ -230,9 +230,7 @@ def test_a_folder_with_rows_in_files_of_several_formats_is_refused(tmp_path) -> 
 def test_a_dataset_of_which_a_part_was_not_fetched_is_refused(tmp_path) -> None:
     for part in (0, 2):
         (tmp_path / f"train-0000{part}-of-00003.jsonl").write_text(lines(ROWS[part : part + 1]))
-    with pytest.raises(
-        UserError, match=r"train-00001-of-00003\.jsonl: missing, though train-00000-of-00003\.jsonl is "
-    ):
+    with pytest.raises(UserError, match=r"train-00001-of-00003\.jsonl: missing, though other files of the 3 are"):
         read_rows(Source(name="x"), str(tmp_path))
     (tmp_path / "train-00001-of-00003.jsonl").write_text(lines(ROWS[1:2]))
     assert read_rows(Source(name="x"), str(tmp_path)) == ROWS[:3]
