@@ -94,12 +94,13 @@ def prompt_of(row: Row, dataset: Dataset, path: str) -> Any:
     """
     check_columns(row, dataset, path)
     if dataset.user_prompt is not None:
-        empty = [name for name in template_columns(dataset.user_prompt) if row[name] is None]
-        if empty:
-            raise UserError(
-                f"{path}: column '{empty[0]}' is null, but dataset.user_prompt needs it; fill it or drop the row"
-            )
         try:
+            fields = [name for _, name, *_ in Formatter().parse(dataset.user_prompt) if name is not None]
+            values = {name: Formatter().get_field(name, (), row)[0] for name in fields}
+            if empty := [name for name, value in values.items() if value is None or value != value]:
+                raise UserError(
+                    f"{path}: column '{empty[0]}' is null, but dataset.user_prompt needs it; fill it or drop the row"
+                )
             prompt: Any = [{"role": "user", "content": dataset.user_prompt.format_map(row)}]
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise UserError(

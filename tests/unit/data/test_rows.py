@@ -413,6 +413,8 @@ def dataset(**changes) -> Dataset:
             r"no column 'qestion' \(dataset.user_prompt names it\); did you mean 'qu",
         ),
         ({"user_prompt": "{question}"}, {"question": None}, "column 'question' is null"),
+        ({"user_prompt": "{task[question]}"}, {"task": {"question": None}}, r"column 'task\[question\]' is null, but"),
+        ({"user_prompt": "{number}"}, {"number": float("nan")}, "column 'number' is null, but"),
         ({"user_prompt": "{question.x}"}, ROWS[0], "dataset.user_prompt does not fit the row"),
         ({"user_prompt": "{question:d}"}, ROWS[0], "dataset.user_prompt does not fit the row"),
         ({}, ROWS[0], r"no column 'prompt' \(dataset.prompt_column\); there are question, answer"),
