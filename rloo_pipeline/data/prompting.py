@@ -157,7 +157,7 @@ def completion_messages(row: Row, column: str, location: str) -> list[dict[str, 
     """The messages of a demonstration: one of the assistant, or an episode whose tool calls are answered.
 
     Raises:
-        UserError: the column holds neither a text nor such a list.
+        UserError: the column holds neither a text nor such a list, or the last text is empty.
     """
     completion = row[column]
     messages = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
@@ -168,6 +168,10 @@ def completion_messages(row: Row, column: str, location: str) -> list[dict[str, 
             f"{location}: column '{column}' ({COMPLETION}) holds {row[column]!r:.60}; a completion must be a string, a "
             "list with one assistant message, or an episode: messages of the assistant, each call of a tool "
             "({function: {name, arguments}}) with its answer"
+        )
+    if not messages[-1]["content"].strip():
+        raise UserError(
+            f"{location}: column '{column}' ({COMPLETION}) ends with an empty text; write it, or drop the row"
         )
     return messages
 

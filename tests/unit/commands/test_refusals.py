@@ -363,6 +363,11 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     ),
     "data.prompting.completion_messages": (
         Case("row 0: column 'answer'", [ROWS[0] | {"answer": 1}], {"warmstart": {"sft": DEMONSTRATIONS}}),
+        Case(
+            "'answer' (warmstart.sft.completion_column) ends with an empty text",
+            [ROWS[0] | {"answer": " "}],
+            {"warmstart": {"sft": DEMONSTRATIONS}},
+        ),
     ),
     "data.prompting.encode": (
         "tests/unit/data/test_prompting.py",
