@@ -7,8 +7,8 @@ from rloo_pipeline.user_code.completion_text import after_thinking, text_of
 
 
 def exact_answer_reward(completions: list[Any], answer: list[str | None]) -> list[float | None]:
-    """1 if the text after the last `</think>` equals the answer, otherwise 0; None if the answer is null. Surrounding
-    white space is ignored.
+    """1 if the text after the last `</think>` equals the answer, otherwise 0; None if the answer is null or empty, as
+    a missing one is in CSV. Surrounding white space is ignored.
 
     Raises:
         UserError: an answer is not text.
@@ -20,6 +20,8 @@ def exact_answer_reward(completions: list[Any], answer: list[str | None]) -> lis
                 f"{type(expected).__name__}: make it a string, or use math_reward"
             )
     return [
-        None if expected is None else float(after_thinking(text_of(completion)).strip() == expected.strip())
+        None
+        if not (expected or "").strip()
+        else float(after_thinking(text_of(completion)).strip() == str(expected).strip())
         for completion, expected in zip(completions, answer, strict=True)
     ]
