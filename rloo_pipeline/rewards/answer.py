@@ -19,9 +19,8 @@ def exact_answer_reward(completions: list[Any], answer: list[str | None]) -> lis
                 f"exact_answer_reward compares strings, but the column answer has {expected!r:.50} of type "
                 f"{type(expected).__name__}: make it a string, or use math_reward"
             )
+    golds = [(expected or "").strip() for expected in answer]
     return [
-        None
-        if not (expected or "").strip()
-        else float(after_thinking(text_of(completion)).strip() == str(expected).strip())
-        for completion, expected in zip(completions, answer, strict=True)
+        float(after_thinking(text_of(completion)).strip() == gold) if gold else None
+        for completion, gold in zip(completions, golds, strict=True)
     ]
