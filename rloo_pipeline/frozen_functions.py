@@ -46,7 +46,11 @@ class Copies(MetaPathFinder):
                     return spec_of(fullname, file)
             if PathFinder.find_spec(fullname, [entry]):
                 return None
-        return None
+        # `pip install -e` may find a module by a finder of its own
+        found = (finder.find_spec(fullname, path, _target) for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, found), None)
+        origin = Path(spec.origin).resolve() if spec and spec.origin else Path()
+        return spec_of(fullname, origin) if origin in self.by_file else None
 
 
 class CopyLoader(SourceFileLoader):

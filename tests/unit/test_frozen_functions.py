@@ -6,6 +6,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -95,6 +96,22 @@ def test_a_file_that_is_imported_from_a_folder_of_pythonpath_is_copied(tmp_path,
     (tmp_path / "src" / "apart.py").write_text("ONE = 2.0\n")
     frozen_functions.use(folder)
     assert import_string.load("mine.py:reward")([1, 2]) == [0.5]
+
+
+def test_a_module_that_pip_installed_for_editing_is_that_with_which_the_run_began(tmp_path, monkeypatch) -> None:
+    """Its finder stands after that for files."""
+    file = tmp_path / "sources" / "installed.py"
+    file.parent.mkdir()
+    file.write_text("def reward(completions):\n    return [1.0]\n")
+    finder = SimpleNamespace(
+        find_spec=lambda name, *_: spec_from_file_location(name, file) if name == "installed" else None
+    )
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, finder])
+    forget()
+    folder = freeze("installed:reward")
+    file.write_text("def reward(completions):\n    return [2.0]\n")
+    frozen_functions.use(folder)
+    assert import_string.load("installed:reward")([1]) == [1.0]
 
 
 @pytest.mark.parametrize(
