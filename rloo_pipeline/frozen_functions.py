@@ -149,7 +149,11 @@ def require_copies(file: Path, modules: Mapping[str, ModuleType]) -> None:
 def _is_installed(file: Path, root: Path) -> bool:
     """True for files of Python, of this package, and of packages that pip installed, also with `--target`."""
     own = (sys.base_prefix, sys.prefix, Path(__file__).resolve().parent)
-    return any(map(file.is_relative_to, own)) or "site-packages" in file.parts or any(root.glob("*.dist-info"))
+    return (
+        any(file.is_relative_to(folder) for folder in own)
+        or "site-packages" in file.parts
+        or any(root.glob("*.dist-info"))
+    )
 
 
 def _loader(module: ModuleType) -> object:

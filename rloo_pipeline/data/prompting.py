@@ -207,6 +207,13 @@ def _is_episode(messages: Sequence[dict[str, Any]]) -> bool:
     return bool(messages) and messages[-1]["role"] == "assistant"
 
 
+def check_question(prompt: Any, path: str) -> None:
+    """Raises UserError if the last message of a prompt is empty, as an empty cell of a CSV file makes it."""
+    last = {} if isinstance(prompt, str) else prompt[-1]
+    if last.get("role") == "user" and isinstance(last.get("content"), str) and not last["content"].strip():
+        raise UserError(f"{path}: the last message of a prompt is empty; write it, or drop the row")
+
+
 def wording(prompt: Any) -> str:
     """The text of a prompt without differences in white space, which do not make another question of it."""
 
@@ -226,16 +233,12 @@ def encode(
     """Token ids of a prompt, up to the start of the completion; `tools` are the schemas of the tools that it lists.
 
     Raises:
-        UserError: the chat template fails or is missing, the prompt or its last message is empty, it is too long to be
-            tokenized or would begin with two BOS tokens, a string spells a special token, or the model does not embed a
-            token.
+        UserError: the chat template fails or is missing, the prompt is empty or too long to be tokenized, it would
+            begin with two BOS tokens, a string spells a special token, or the model does not embed a token.
     """
     if isinstance(prompt, str):
         ids = _ids_of_string(prompt, dataset, tokenizer, path)
     else:
-        content = prompt[-1].get("content")
-        if prompt[-1]["role"] == "user" and isinstance(content, str) and not content.strip():
-            raise UserError(f"{path}: the last message of a prompt is empty; write it, or drop the row")
         ids = chat_ids(prompt, dataset, tokenizer, path, tools=tools)
     bos = tokenizer.bos_token_id
     if bos is not None and ids[:2] == [bos, bos]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -87,8 +88,8 @@ def _loaded(source: Source, path: Path) -> list[Row]:
 def _by_datasets(source: Source, path: Path, cache: str | None = None) -> list[Row]:
     """Reads rows with `datasets.load_dataset`, so that every dataset of the Hub is supported. Text stays text.
 
-    CSV columns are text unless the dataset declares types. JSON is read like a local JSON file. `cache` is the folder
-    for converted and extracted files.
+    CSV columns are text unless the dataset declares types. JSON is read like a local JSON file, and so is CSV except on
+    the Hub. `cache` is the folder for converted and extracted files; None for a dataset of the Hub.
     """
     import datasets
     from pyarrow import parquet
@@ -103,13 +104,28 @@ def _by_datasets(source: Source, path: Path, cache: str | None = None) -> list[R
     _check_shards(builder)
     if cache is not None:
         _check_formats(builder, path)
+    place = {"name": source.config_name, "split": source.split, "cache_dir": cache}
     kind, declared = type(builder).__module__.rpartition(".")[2], builder.info.features
     if kind == "json" and builder.config.field is None:
-        return _as_declared(_of_json(builder, source.split, cache), declared)
-    options = {"features": _text_features(builder, cache), "keep_default_na": False} if kind == "csv" else {}
-    place = {"name": source.config_name, "split": source.split, "cache_dir": cache}
-    rows = _first(datasets.load_dataset(str(path), **place, **options), source)
-    return _as_declared(rows, declared) if options else rows
+        return _as_declared(_of_files(builder, source.split, cache, text_rows.objects), declared)
+    if kind != "csv":
+        return _first(datasets.load_dataset(str(path), **place), source)
+    delimiter = _delimiter(builder)
+    if cache is not None and delimiter is not None:
+        read = partial(text_rows.of_table, delimiter=delimiter)
+        return _as_declared(_of_files(builder, source.split, cache, read), declared)
+    features = _text_features(builder, cache)
+    rows = _first(datasets.load_dataset(str(path), **place, features=features, keep_default_na=False), source)
+    return _as_declared(rows, declared)
+
+
+def _delimiter(builder: DatasetBuilder) -> str | None:
+    """The delimiter of CSV files; None if the dataset declares other options, which pandas knows.
+
+    pandas takes the first column for an index if all lines end with a delimiter, and fills lines that are too short.
+    """
+    options, own = builder.config.pd_read_csv_kwargs, type(builder.config)(name="default").pd_read_csv_kwargs
+    return options["sep"] if options == own | {"sep": options["sep"]} and len(options["sep"]) == 1 else None
 
 
 def _check_shards(builder: DatasetBuilder) -> None:
@@ -117,10 +133,10 @@ def _check_shards(builder: DatasetBuilder) -> None:
     one is not there, as after a download that was interrupted.
     """
     files = {*map(Path, chain.from_iterable((builder.config.data_files or {}).values()))}
-    series = {(file.parent, *match.groups()) for file in files if (match := SHARD.fullmatch(file.name))}
+    series = {(str(file.parent), *match.groups()) for file in files if (match := SHARD.fullmatch(file.name))}
     for folder, start, count, end in sorted(series):
         for number in range(int(count)):
-            if not (file := folder / f"{start}{number:05d}-of-{count}{end}").exists():
+            if not (file := Path(folder, f"{start}{number:05d}-of-{count}{end}")).exists():
                 raise UserError(f"{file}: missing, though other files of the {int(count)} are there; fetch them again")
 
 
@@ -150,12 +166,14 @@ def _first(dataset: Dataset, source: Source) -> list[Row]:
     return rows
 
 
-def _of_json(builder: DatasetBuilder, split: str, cache: str | None) -> list[Row]:
-    """The rows of a split, of all splits, or of a split expression such as `train[:100]`."""
+def _of_files(
+    builder: DatasetBuilder, split: str, cache: str | None, read: Callable[[Path], Iterator[LocatedRow]]
+) -> list[Row]:
+    """The rows that `read` yields of each file of a split, of all splits, or of an expression such as `train[:100]`."""
     import datasets
 
     parts = {
-        str(name): [*chain.from_iterable(map(text_rows.objects, _all_unpacked(files, cache)))]
+        str(name): [*chain.from_iterable(map(read, _all_unpacked(files, cache)))]
         for name, files in builder.config.data_files.items()
     }
     instruction = datasets.ReadInstruction.from_spec("+".join(parts) if split == "all" else split)

@@ -16,7 +16,7 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import OBSERVATION, as_dataset, rows_of
 from rloo_pipeline.config import JSON, TABLE_COLUMNS, Dataset
 from rloo_pipeline.data import images
-from rloo_pipeline.data.prompting import check_columns, check_names, encode, prompt_of, wording
+from rloo_pipeline.data.prompting import check_columns, check_names, check_question, encode, prompt_of, wording
 from rloo_pipeline.data.rows import Row
 from rloo_pipeline.data.tool_template import ToolTemplate
 from rloo_pipeline.errors import UserError
@@ -65,6 +65,7 @@ class Templater:
                     yield self._with_images(row, location, self.dataset.image_column)
                     continue
                 prompt_row = self._begin(row, location)
+                check_question(prompt_row["prompt"], location)
                 yield {**prompt_row, "prompt_ids": encode(prompt_row["prompt"], self.dataset, self.tokenizer, location)}
             return
         begun = [(self._begin(row, location), location) for row, location in located]
@@ -72,6 +73,7 @@ class Templater:
         texts = resets.observations(self.pool, stored)
         for (row, location), text in zip(begun, texts, strict=True):
             prompt = _with_observation(row["prompt"], text, location)
+            check_question(prompt, location)
             ids = encode(prompt, self.dataset, self.tokenizer, location, self._tools(self.pool, row))
             yield {**row, "prompt": prompt, "prompt_ids": ids, OBSERVATION: text}
 

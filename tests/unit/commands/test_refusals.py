@@ -372,6 +372,8 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "data.prompting.encode": (
         "tests/unit/data/test_prompting.py",
         prompts("row 0: a prompt has no tokens", ""),
+    ),
+    "data.prompting.check_question": (
         Case("row 0: the last message of a prompt is empty", [{"question": "", "answer": "1"}]),
     ),
     "data.prompting.render": (

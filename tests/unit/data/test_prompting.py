@@ -100,7 +100,7 @@ def test_a_prompt_that_differs_from_a_held_out_one_in_white_space_is_held_out(ti
 
 
 @pytest.mark.parametrize("prompt", ["", " \n"])
-def test_a_prompt_without_a_question_is_refused(prompt, tiny_model) -> None:
+def test_a_prompt_without_a_question_is_refused(prompt) -> None:
     """An empty cell of a CSV file is an empty text, which is not null."""
     with pytest.raises(UserError, match=r"^a row: the last message of a prompt is empty; write it, or drop the row"):
-        encode([MESSAGES[0], {"role": "user", "content": prompt}], DATASET, Policy(tiny_model).tokenizer, "a row")
+        prompting.check_question([MESSAGES[0], {"role": "user", "content": prompt}], "a row")

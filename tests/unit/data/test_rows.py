@@ -96,6 +96,16 @@ BROKEN = {
     "CSV with fewer fields": ("a.csv", "a,b\n \n", "line 2: 1 field for 2 columns"),
     "CSV with a name twice": ("a.csv", "a,a\n1,2\n", "line 1: two columns have the name 'a'"),
     "CSV in a folder": ("folder/a.csv", "a,b\n1,2\n1,2,3\n", "folder/a.csv, line 3: 3 fields"),
+    "CSV in a folder with delimiters at the ends of lines": (
+        "folder/a.csv",
+        "a,b\n1,2,\n3,4,\n",
+        "folder/a.csv, line 2: 3 fields for 2 columns",
+    ),
+    "CSV in a folder with fewer fields": (
+        "folder/a.csv",
+        "a,b\n1,2\n3\n",
+        "folder/a.csv, line 3: 1 field for 2 columns",
+    ),
     "a folder with a number among texts": (
         "folder/a.jsonl",
         lines([{"a": "1"}, {"a": 1}]),
