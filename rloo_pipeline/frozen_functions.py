@@ -132,11 +132,11 @@ def require_copies(file: Path, modules: Mapping[str, ModuleType]) -> None:
     Raises:
         UserError: a module is not in a copy, because it was found in a way that the text of `file` does not show.
     """
-    copies, project = in_use().by_file, Path.cwd().resolve()
-    for name, module in modules.items() if file.resolve() in copies else ():
+    copies, own = in_use().by_file, file.resolve()
+    for name, module in modules.items() if own in copies else ():
         other = Path(getattr(module, "__file__", None) or sys.prefix).resolve()
         root = other.parents[name.count(".") + (other.stem == "__init__")]
-        outside = not any(map(other.is_relative_to, (project, file.resolve().parent)))
+        outside = not any(other.is_relative_to(folder) for folder in (Path.cwd().resolve(), own.parent))
         if other in copies or other.suffix != ".py" or outside or _is_installed(other, root):
             continue
         raise UserError(
