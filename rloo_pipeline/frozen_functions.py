@@ -134,10 +134,11 @@ def require_copies(file: Path, modules: Mapping[str, ModuleType]) -> None:
     """
     copies, own = in_use().by_file, file.resolve()
     for name, module in modules.items() if own in copies else ():
-        other = Path(getattr(module, "__file__", None) or sys.prefix).resolve()
-        root = other.parents[name.count(".") + (other.stem == "__init__")]
+        other = Path(str(getattr(module, "__file__", None)))  # some of torch's are no paths
+        if not other.is_absolute() or other.suffix != ".py" or (other := other.resolve()) in copies:
+            continue
         outside = not any(other.is_relative_to(folder) for folder in (Path.cwd().resolve(), own.parent))
-        if other in copies or other.suffix != ".py" or outside or _is_installed(other, root):
+        if outside or _is_installed(other, other.parents[name.count(".") + (other.stem == "__init__")]):
             continue
         raise UserError(
             f"{file}: imports {other} from a folder that it adds to sys.path, or by importlib, so the run has no copy "

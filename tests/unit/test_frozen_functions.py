@@ -89,7 +89,7 @@ def test_a_function_and_what_it_imports_are_those_that_the_run_began_with(tmp_pa
 def test_a_file_that_is_imported_from_a_folder_of_pythonpath_is_copied(tmp_path, monkeypatch) -> None:
     (tmp_path / "src").mkdir()
     monkeypatch.syspath_prepend(tmp_path / "src")
-    (tmp_path / "src" / "apart.py").write_text("ONE = 1.0\n")
+    (tmp_path / "src" / "apart.py").write_text("import torch, transformers, yaml\nONE = 1.0\n")
     (tmp_path / "mine.py").write_text(FUNCTION.format(helper="apart"))
     forget()
     folder = freeze("mine.py:reward")
