@@ -196,7 +196,8 @@ def _is_installed(file: Path, roots: tuple[Path, ...]) -> bool:
     """True if a file is part of an installed package, in site-packages or where `pip install --target` put it."""
     if {"site-packages", "dist-packages"} & set(file.parts):
         return True
-    root = next((root for root in roots if file.is_relative_to(root)), file.parent)
+    above = (root for root in roots if file.is_relative_to(root))
+    root = max(above, key=lambda root: len(root.parts), default=file.parent)
     package = f"\n{file.relative_to(root).parts[0]}/"
     return any(package in f"\n{record.read_text(encoding='utf-8')}" for record in root.glob("*.dist-info/RECORD"))
 

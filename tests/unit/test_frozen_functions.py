@@ -89,10 +89,16 @@ def test_a_function_and_what_it_imports_are_those_that_the_run_began_with(tmp_pa
 def test_a_file_that_is_imported_from_a_folder_of_pythonpath_is_copied(tmp_path, monkeypatch) -> None:
     (tmp_path / "src").mkdir()
     monkeypatch.syspath_prepend(tmp_path / "src")
-    (tmp_path / "src" / "apart.py").write_text("import torch, transformers, yaml\nONE = 1.0\n")
+    (tmp_path / "src" / "apart.py").write_text("import torch, transformers, installed\nONE = 1.0\n")
     (tmp_path / "mine.py").write_text(FUNCTION.format(helper="apart"))
+    (tmp_path / "deps" / "installed").mkdir(parents=True)
+    (tmp_path / "deps" / "installed" / "__init__.py").touch()
+    (tmp_path / "deps" / "installed-1.dist-info").mkdir()
+    (tmp_path / "deps" / "installed-1.dist-info" / "RECORD").write_text("installed/__init__.py,,\n")
+    monkeypatch.syspath_prepend(tmp_path / "deps")
     forget()
     folder = freeze("mine.py:reward")
+    assert {file.name for file in folder.rglob("*.py")} == {"mine.py", "apart.py"}, "none of a package"
     (tmp_path / "src" / "apart.py").write_text("ONE = 2.0\n")
     frozen_functions.use(folder)
     assert import_string.load("mine.py:reward")([1, 2]) == [0.5]
