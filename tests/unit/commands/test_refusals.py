@@ -309,7 +309,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "data.text_rows._located": (
         Case("line 1: holds a list, not an object with columns; write one object per row", "[1]"),
     ),
-    "data.text_rows._of_table": (
+    "data.text_rows.of_table": (
         Case("line 2: 3 fields for 2 columns", "question,answer\n1,2,3\n", name="train.csv"),
         Case("line 2: not .csv (unexpected end of data)", 'question,answer\n"1,2\n', name="train.csv"),
         Case("line 1: two columns have the name 'answer'", "answer,answer\n1,2\n", name="train.csv"),
