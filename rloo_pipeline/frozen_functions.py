@@ -134,7 +134,7 @@ def require_copies(file: Path, modules: Mapping[str, ModuleType]) -> None:
     """
     copies, own = in_use().by_file, file.resolve()
     for name, module in modules.items() if own in copies else ():
-        other = Path(str(getattr(module, "__file__", None)))  # some of torch's are no paths
+        other = Path(str(getattr(module, "__file__", None)))  # some of torch's are not paths
         if not other.is_absolute() or other.suffix != ".py" or (other := other.resolve()) in copies:
             continue
         outside = not any(other.is_relative_to(folder) for folder in (Path.cwd().resolve(), own.parent))
