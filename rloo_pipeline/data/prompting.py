@@ -209,7 +209,7 @@ def _is_episode(messages: Sequence[dict[str, Any]]) -> bool:
 
 def check_question(prompt: Any, path: str) -> None:
     """Raises UserError if the last message of a prompt is empty, as an empty cell of a CSV file makes it."""
-    last = {} if isinstance(prompt, str) else prompt[-1]
+    last: Row = {} if isinstance(prompt, str) else prompt[-1]
     if last.get("role") == "user" and isinstance(last.get("content"), str) and not last["content"].strip():
         raise UserError(f"{path}: the last message of a prompt is empty; write it, or drop the row")
 

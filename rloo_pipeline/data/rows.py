@@ -125,7 +125,8 @@ def _delimiter(builder: DatasetBuilder) -> str | None:
     pandas takes the first column for an index if all lines end with a delimiter, and fills lines that are too short.
     """
     options, own = builder.config.pd_read_csv_kwargs, type(builder.config)(name="default").pd_read_csv_kwargs
-    return options["sep"] if options == own | {"sep": options["sep"]} and len(options["sep"]) == 1 else None
+    delimiter: str = options["sep"]
+    return delimiter if options == own | {"sep": delimiter} and len(delimiter) == 1 else None
 
 
 def _check_shards(builder: DatasetBuilder) -> None:
