@@ -15,7 +15,7 @@ from importlib.util import decode_source, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-from rloo_pipeline.errors import naming
+from rloo_pipeline.errors import UserError, naming
 
 FOLDER = "functions"
 INDEX = "functions.json"
@@ -46,7 +46,11 @@ class Copies(MetaPathFinder):
                     return spec_of(fullname, file)
             if PathFinder.find_spec(fullname, [entry]):
                 return None
-        return None
+        # `pip install -e` may find a module by a finder of its own
+        found = (finder.find_spec(fullname, path, _target) for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, found), None)
+        origin = Path(spec.origin).resolve() if spec and spec.origin else Path()
+        return spec_of(fullname, origin) if origin in self.by_file else None
 
 
 class CopyLoader(SourceFileLoader):
@@ -116,6 +120,41 @@ def spec_of(name: str, file: Path) -> ModuleSpec | None:
         return spec_from_file_location(name, file)
     package = [str(file.parent)] if file.stem == "__init__" else None
     return spec_from_file_location(name, file, loader=CopyLoader(name, str(file)), submodule_search_locations=package)
+
+
+def require_copies(file: Path, modules: Mapping[str, ModuleType]) -> None:
+    """Checks that a run has copies of all files of the project that a function's file imported.
+
+    Args:
+        file: file of the function; not checked if there is no copy of it.
+        modules: the modules that its import has added.
+
+    Raises:
+        UserError: a module is not in a copy, because it was found in a way that the text of `file` does not show.
+    """
+    copies, own = in_use().by_file, file.resolve()
+    for name, module in modules.items() if own in copies else ():
+        other = Path(str(getattr(module, "__file__", None)))  # some of torch's are not paths
+        if not other.is_absolute() or other.suffix != ".py" or (other := other.resolve()) in copies:
+            continue
+        outside = not any(other.is_relative_to(folder) for folder in (Path.cwd().resolve(), own.parent))
+        if outside or _is_installed(other, other.parents[name.count(".") + (other.stem == "__init__")]):
+            continue
+        raise UserError(
+            f"{file}: imports {other} from a folder that it adds to sys.path, or by importlib, so the run has no copy "
+            "of that file and would not notice an edit; import it by an `import` statement, from the folder of "
+            f"{file.name} or from one of the project in PYTHONPATH"
+        )
+
+
+def _is_installed(file: Path, root: Path) -> bool:
+    """True for files of Python, of this package, and of packages that pip installed, also with `--target`."""
+    own = (sys.base_prefix, sys.prefix, Path(__file__).resolve().parent)
+    return (
+        any(file.is_relative_to(folder) for folder in own)
+        or "site-packages" in file.parts
+        or any(root.glob("*.dist-info"))
+    )
 
 
 def _loader(module: ModuleType) -> object:

@@ -112,10 +112,11 @@ def load(reference: str, imported: dict[Path, Any] | None = None) -> Callable[..
         imported: the modules of files that earlier calls imported, so that functions of one file share its variables.
 
     Raises:
-        UserError: there is no such file, module or function, or the import fails.
+        UserError: there is no such file, module or function, the import fails, or a run has no copy of what it imports.
     """
     path, (function_name, argument) = source_of(reference), of_library(reference)
     module_name, _, name = function_name.rpartition(":")
+    before = {*sys.modules}
     try:
         if path and module_name.endswith(".py"):
             modules = {} if imported is None else imported
@@ -124,6 +125,8 @@ def load(reference: str, imported: dict[Path, Any] | None = None) -> Callable[..
             module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a script that reads its command line or ends itself
         raise _failed_import(reference, module_name, error, error_location(error, reference)) from error
+    if path is not None:
+        frozen_functions.require_copies(path, {key: sys.modules[key] for key in sys.modules.keys() - before})
     function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"'{reference}': {module_name} has no function {name}{did_you_mean(name, vars(module))}")

@@ -211,5 +211,5 @@ def _check_demonstrations(inputs: RunInputs, parts: PromptParts | None, rows: li
         return templater.tools.get("") or templater.tools.get(str(row.get("environment")), [])
 
     held_out = [row for name, part in parts.rows.items() if name != "train" for row in part]
-    evaluated = {tuple(row["prompt_ids"]) for row in held_out}
+    evaluated = demonstrations.evaluated_prompts(held_out)
     demonstrations.tokenized(rows[:TEMPLATED], place, section, templater.template, evaluated, (), tools)

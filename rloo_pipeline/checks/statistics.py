@@ -29,6 +29,8 @@ EXACT = 20
 """Up to 2^`EXACT` distinct sign patterns are enumerated rather than sampled."""
 ROUNDING = 1e-12
 """Largest relative difference between two sums of the same numbers in different order."""
+FEWEST = 5
+"""Number of scores of which two values can be all that a reward function returns."""
 BATCH = 2**20
 """Number of random numbers drawn at a time."""
 
@@ -91,8 +93,14 @@ def reaches(values: Array, least: float) -> NDArray[np.bool_]:
 
 
 def two_values(*values: Array) -> tuple[float, float] | None:
-    """The two values that scores have, lower first; None if they have fewer or more. NaN does not count."""
-    found = np.unique(np.concatenate([scores[~np.isnan(scores)].ravel() for scores in values]))
+    """The two values that scores have, lower first; None if they have fewer or more. NaN does not count.
+
+    Fewer than `FEWEST` scores, such as two lengths, do not show that there are no others, unless they are 0 and 1.
+    """
+    scored = np.concatenate([scores[~np.isnan(scores)].ravel() for scores in values])
+    found = np.unique(scored)
+    if len(scored) < FEWEST and {*found} != {0.0, 1.0}:
+        return None
     apart = len(found) == 2 and np.ptp(found) > ROUNDING * np.abs(found).max()
     return (float(found[0]), float(found[1])) if apart else None
 

@@ -8,10 +8,11 @@ the checks in order; each takes `RunInputs` and yields findings.
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from rloo_pipeline import import_string
+from rloo_pipeline import frozen_functions, import_string
+from rloo_pipeline.artifacts import function_copies
 from rloo_pipeline.before_run import data_trial, episode_trial, model_trial, reward_audit, reward_trial
 from rloo_pipeline.before_run.findings import Finding, RunInputs, problems_of, show
 from rloo_pipeline.config import STAGES, Config, provenance
@@ -66,6 +67,10 @@ def findings(config: Config, scratch: Path) -> Iterator[Finding]:
         scratch: empty folder for a model that a function builds.
     """
     with ExitStack() as stack:
+        with suppress(UserError):  # a check names a function that does not exist
+            function_copies.write(copies := function_copies.folder_of(scratch), [config])
+            frozen_functions.use(copies if copies.exists() else None)  # jobs use copies
+            stack.callback(frozen_functions.use, None)
         inputs = RunInputs(config, scratch, stack)
         for one_check in CHECKS:
             yield from one_check(inputs)

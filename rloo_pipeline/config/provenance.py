@@ -11,6 +11,7 @@ and layout do not count.
 
 import ast
 import hashlib
+import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import product
@@ -137,13 +138,17 @@ def _start(reference: str, file: Path) -> tuple[Path, tuple[Path, ...], str]:
     copies in use, which is part of cache keys.
 
     For `package.module:function`, the search folder is the package's parent. For `path/file.py:function`, it is the
-    file's folder and those above it up to the working folder, since a package may begin there.
+    file's folder and those above it up to the working folder, since a package may begin there. Folders of the project
+    that Python searches, as those in PYTHONPATH, come last.
     """
     file, module = file.resolve(), import_string.of_library(reference)[0].rpartition(":")[0]
+    project, copies = Path.cwd().resolve(), frozen_functions.in_use().folder
+    searched = [folder for folder in map(Path.resolve, map(Path, sys.path)) if folder.is_relative_to(project)]
+    searched = [folder for folder in searched if not any(map(folder.is_relative_to, (sys.base_prefix, sys.prefix)))]
     if not module.endswith(".py"):
-        return file, (file.parents[module.count(".") + (file.name == "__init__.py")],), frozen_functions.in_use().folder
-    above = (folder for folder in file.parent.parents if folder.is_relative_to(Path.cwd().resolve()))
-    return file, (file.parent, *above), frozen_functions.in_use().folder
+        return file, (file.parents[module.count(".") + (file.name == "__init__.py")], *searched), copies
+    above = (folder for folder in file.parent.parents if folder.is_relative_to(project))
+    return file, (file.parent, *above, *searched), copies
 
 
 @cache
@@ -191,7 +196,8 @@ def _is_installed(file: Path, roots: tuple[Path, ...]) -> bool:
     """True if a file is part of an installed package, in site-packages or where `pip install --target` put it."""
     if {"site-packages", "dist-packages"} & set(file.parts):
         return True
-    root = next((root for root in roots if file.is_relative_to(root)), file.parent)
+    above = (root for root in roots if file.is_relative_to(root))
+    root = max(above, key=lambda root: len(root.parts), default=file.parent)
     package = f"\n{file.relative_to(root).parts[0]}/"
     return any(package in f"\n{record.read_text(encoding='utf-8')}" for record in root.glob("*.dist-info/RECORD"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -93,12 +94,13 @@ def prompt_of(row: Row, dataset: Dataset, path: str) -> Any:
     """
     check_columns(row, dataset, path)
     if dataset.user_prompt is not None:
-        empty = [name for name in template_columns(dataset.user_prompt) if row[name] is None]
-        if empty:
-            raise UserError(
-                f"{path}: column '{empty[0]}' is null, but dataset.user_prompt needs it; fill it or drop the row"
-            )
         try:
+            fields = [name for _, name, *_ in Formatter().parse(dataset.user_prompt) if name is not None]
+            values = {name: Formatter().get_field(name, (), row)[0] for name in fields}
+            if empty := [name for name, value in values.items() if value is None or value != value]:
+                raise UserError(
+                    f"{path}: column '{empty[0]}' is null, but dataset.user_prompt needs it; fill it or drop the row"
+                )
             prompt: Any = [{"role": "user", "content": dataset.user_prompt.format_map(row)}]
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise UserError(
@@ -155,7 +157,7 @@ def completion_messages(row: Row, column: str, location: str) -> list[dict[str, 
     """The messages of a demonstration: one of the assistant, or an episode whose tool calls are answered.
 
     Raises:
-        UserError: the column holds neither a text nor such a list.
+        UserError: the column holds neither a text nor such a list, or the last text is empty.
     """
     completion = row[column]
     messages = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
@@ -166,6 +168,10 @@ def completion_messages(row: Row, column: str, location: str) -> list[dict[str, 
             f"{location}: column '{column}' ({COMPLETION}) holds {row[column]!r:.60}; a completion must be a string, a "
             "list with one assistant message, or an episode: messages of the assistant, each call of a tool "
             "({function: {name, arguments}}) with its answer"
+        )
+    if not messages[-1]["content"].strip():
+        raise UserError(
+            f"{location}: column '{column}' ({COMPLETION}) ends with an empty text; write it, or drop the row"
         )
     return messages
 
@@ -199,6 +205,26 @@ def _is_episode(messages: Sequence[dict[str, Any]]) -> bool:
         if message["role"] == "assistant" and (waiting == 0) != last:
             return False
     return bool(messages) and messages[-1]["role"] == "assistant"
+
+
+def check_question(prompt: Any, path: str) -> None:
+    """Raises UserError if the last message of a prompt is empty, as an empty cell of a CSV file makes it."""
+    last: Row = {} if isinstance(prompt, str) else prompt[-1]
+    if last.get("role") == "user" and isinstance(last.get("content"), str) and not last["content"].strip():
+        raise UserError(f"{path}: the last message of a prompt is empty; write it, or drop the row")
+
+
+def wording(prompt: Any) -> str:
+    """The text of a prompt without differences in white space, which do not make another question of it."""
+
+    def collapsed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: collapsed(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [*map(collapsed, value)]
+        return " ".join(value.split()) if isinstance(value, str) else value
+
+    return json.dumps(collapsed(prompt), sort_keys=True, default=str)
 
 
 def encode(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline import import_string
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 
 FORMATS = (*text_rows.SUFFIXES, ".parquet")
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
+SHARD = re.compile(r"(.*-)\d{5}-of-(\d{5})(\..*)")
+"""Matches names of files that hold a part of a split each, as the Hub's."""
 
 
 def read_rows(source: Source, path: str) -> list[Row]:
@@ -65,7 +70,10 @@ def _loaded(source: Source, path: Path) -> list[Row]:
         if path.suffix in text_rows.SUFFIXES:
             return text_rows.read(path, source.max_rows)
     try:
-        return _by_datasets(source, path)
+        if path.parent.name == "snapshots" and len(path.name) == 40:  # a commit in the Hub's cache never changes
+            return _by_datasets(source, path)
+        with TemporaryDirectory() as cache:  # from its own, `datasets` may take the rows of an older file of this name
+            return _by_datasets(source, path, cache)
     except UserError:
         raise
     except Exception as error:
@@ -77,10 +85,11 @@ def _loaded(source: Source, path: Path) -> list[Row]:
         raise UserError(f"{damaged or f'{path}: cannot be read as a dataset'} ({reason}){hint}") from error
 
 
-def _by_datasets(source: Source, path: Path) -> list[Row]:
+def _by_datasets(source: Source, path: Path, cache: str | None = None) -> list[Row]:
     """Reads rows with `datasets.load_dataset`, so that every dataset of the Hub is supported. Text stays text.
 
-    CSV columns are text unless the dataset declares types. JSON is read like a local JSON file.
+    CSV columns are text unless the dataset declares types. JSON is read like a local JSON file, and so is CSV except on
+    the Hub. `cache` is the folder for converted and extracted files; None for a dataset of the Hub.
     """
     import datasets
     from pyarrow import parquet
@@ -90,14 +99,65 @@ def _by_datasets(source: Source, path: Path) -> list[Row]:
     if path.is_file():
         if not parquet.read_metadata(path).num_rows:  # which `datasets` cannot read
             return []
-        return _first(datasets.load_dataset("parquet", data_files=str(path), split="train"), source)
-    builder = datasets.load_dataset_builder(str(path), name=source.config_name)
+        return _first(datasets.load_dataset("parquet", data_files=str(path), split="train", cache_dir=cache), source)
+    builder = datasets.load_dataset_builder(str(path), name=source.config_name, cache_dir=cache)
+    _check_shards(builder)
+    if cache is not None:
+        _check_formats(builder, path)
+    place = {"name": source.config_name, "split": source.split, "cache_dir": cache}
     kind, declared = type(builder).__module__.rpartition(".")[2], builder.info.features
     if kind == "json" and builder.config.field is None:
-        return _as_declared(_of_json(builder, source.split), declared)
-    options = {"features": _text_features(builder), "keep_default_na": False} if kind == "csv" else {}
-    rows = _first(datasets.load_dataset(str(path), name=source.config_name, split=source.split, **options), source)
-    return _as_declared(rows, declared) if options else rows
+        return _as_declared(_of_files(builder, source.split, cache, text_rows.objects), declared)
+    if kind != "csv":
+        return _first(datasets.load_dataset(str(path), **place), source)
+    delimiter = _delimiter(builder)
+    if cache is not None and delimiter is not None:
+        read = partial(text_rows.of_table, delimiter=delimiter)
+        return _as_declared(_of_files(builder, source.split, cache, read), declared)
+    features = _text_features(builder, cache)
+    rows = _first(datasets.load_dataset(str(path), **place, features=features, keep_default_na=False), source)
+    return _as_declared(rows, declared)
+
+
+def _delimiter(builder: DatasetBuilder) -> str | None:
+    """The delimiter of CSV files; None if the dataset declares other options, which pandas knows.
+
+    pandas takes the first column for an index if all lines end with a delimiter, and fills lines that are too short.
+    """
+    options, own = builder.config.pd_read_csv_kwargs, type(builder.config)(name="default").pd_read_csv_kwargs
+    delimiter: str = options["sep"]
+    return delimiter if options == own | {"sep": delimiter} and len(delimiter) == 1 else None
+
+
+def _check_shards(builder: DatasetBuilder) -> None:
+    """Raises UserError if a file's name says that it is one of several, as `train-00000-of-00003.parquet`, and another
+    one is not there, as after a download that was interrupted.
+    """
+    files = {*map(Path, chain.from_iterable((builder.config.data_files or {}).values()))}
+    series = {(str(file.parent), *match.groups()) for file in files if (match := SHARD.fullmatch(file.name))}
+    for folder, start, count, end in sorted(series):
+        for number in range(int(count)):
+            if not (file := Path(folder, f"{start}{number:05d}-of-{count}{end}")).exists():
+                raise UserError(f"{file}: missing, though other files of the {int(count)} are there; fetch them again")
+
+
+def _check_formats(builder: DatasetBuilder, folder: Path) -> None:
+    """Raises UserError if a folder has rows in files of several formats, of which `datasets` reads the commonest. Files
+    of other formats that end with .json may hold something else.
+    """
+    from datasets.data_files import DataFilesDict, get_data_patterns
+
+    card = folder / "README.md"
+    if card.is_file() and "data_files" in card.read_text(errors="replace"):
+        return
+    place, read = str(folder.resolve()), builder.config.data_files
+    of_splits = DataFilesDict.from_patterns(get_data_patterns(place), place, sorted({*FORMATS} - {".json"}))
+    for split, files in of_splits.items():
+        if other := sorted({*map(str, files)} - {*map(str, read.get(split, ()))}):
+            raise UserError(
+                f"{other[0]}: would not be read, since the split '{split}' has files of another format; convert it to "
+                "theirs, or move it out of the folder"
+            )
 
 
 def _first(dataset: Dataset, source: Source) -> list[Row]:
@@ -107,12 +167,14 @@ def _first(dataset: Dataset, source: Source) -> list[Row]:
     return rows
 
 
-def _of_json(builder: DatasetBuilder, split: str) -> list[Row]:
-    """The rows of a split, of all splits, or of a split expression such as `train[:100]`."""
+def _of_files(
+    builder: DatasetBuilder, split: str, cache: str | None, read: Callable[[Path], Iterator[LocatedRow]]
+) -> list[Row]:
+    """The rows that `read` yields of each file of a split, of all splits, or of an expression such as `train[:100]`."""
     import datasets
 
     parts = {
-        str(name): [*chain.from_iterable(map(text_rows.objects, chain.from_iterable(map(_unpacked, files))))]
+        str(name): [*chain.from_iterable(map(read, _all_unpacked(files, cache)))]
         for name, files in builder.config.data_files.items()
     }
     instruction = datasets.ReadInstruction.from_spec("+".join(parts) if split == "all" else split)
@@ -120,23 +182,21 @@ def _of_json(builder: DatasetBuilder, split: str) -> list[Row]:
     return uniform(row for part in chosen for row in parts[part.splitname][part.from_ : part.to])
 
 
-def _unpacked(file: str) -> Iterator[Path]:
-    """The files of an archive, or the file itself, which may be compressed."""
+def _all_unpacked(files: Iterable[str], cache: str | None) -> Iterator[Path]:
+    """The files of archives, which are extracted into `cache`, and the other files, which may be compressed."""
     import datasets
 
-    if not str(file).endswith(ARCHIVES):
-        yield Path(file)
-        return
-    manager = datasets.DownloadManager()
-    yield from map(Path, manager.iter_files(manager.extract(str(file))))
+    manager = datasets.DownloadManager(download_config=datasets.DownloadConfig(cache_dir=cache))
+    for file in map(str, files):
+        yield from map(Path, manager.iter_files(manager.extract(file)) if file.endswith(ARCHIVES) else [file])
 
 
-def _text_features(builder: DatasetBuilder) -> Any:
+def _text_features(builder: DatasetBuilder, cache: str | None) -> Any:
     """Features that read all columns of CSV files as text."""
     import datasets
     import pandas as pd
 
-    first = next(path for files in builder.config.data_files.values() for file in files for path in _unpacked(file))
+    first = next(_all_unpacked(chain.from_iterable(builder.config.data_files.values()), cache))
     options = {**builder.config.pd_read_csv_kwargs, "nrows": 0, "chunksize": None, "iterator": False}
     return datasets.Features({str(name): datasets.Value("string") for name in pd.read_csv(first, **options).columns})
 

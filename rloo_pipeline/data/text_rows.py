@@ -39,10 +39,10 @@ def objects(path: Path) -> Iterator[LocatedRow]:
     Raises:
         UserError: a line is not UTF-8, not JSON, not an object, or has other fields than the first one.
     """
+    if path.suffix in DELIMITERS:
+        yield from of_table(path, DELIMITERS[path.suffix])
+        return
     with _opened(path) as file:
-        if path.suffix in DELIMITERS:
-            yield from _of_table(_decoded(file.read(), path, 1), path)
-            return
         start = file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip()
         file.seek(0)
         if start.startswith(b"[") and path.suffix != ".jsonl":
@@ -55,10 +55,16 @@ def objects(path: Path) -> Iterator[LocatedRow]:
                 yield _located(path, f"line {number}", row)
 
 
-def _of_table(text: str, path: Path) -> Iterator[LocatedRow]:
-    """The rows of a table. A column without a name, such as pandas' index, is left out."""
+def of_table(path: Path, delimiter: str) -> Iterator[LocatedRow]:
+    """The rows of a table, one by one. A column without a name, such as pandas' index, is left out.
+
+    Raises:
+        UserError: see `objects`; or two columns have the same name.
+    """
+    with _opened(path) as file:
+        text = _decoded(file.read(), path, 1)
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # of the whole process
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=DELIMITERS[path.suffix], strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     names, next_line = list[str](), 1
     try:
         for fields in reader:

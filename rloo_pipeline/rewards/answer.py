@@ -7,8 +7,8 @@ from rloo_pipeline.user_code.completion_text import after_thinking, text_of
 
 
 def exact_answer_reward(completions: list[Any], answer: list[str | None]) -> list[float | None]:
-    """1 if the text after the last `</think>` equals the answer, otherwise 0; None if the answer is null. Surrounding
-    white space is ignored.
+    """1 if the text after the last `</think>` equals the answer, otherwise 0; None if the answer is null or empty, as
+    a missing one is in CSV. Surrounding white space is ignored.
 
     Raises:
         UserError: an answer is not text.
@@ -19,7 +19,8 @@ def exact_answer_reward(completions: list[Any], answer: list[str | None]) -> lis
                 f"exact_answer_reward compares strings, but the column answer has {expected!r:.50} of type "
                 f"{type(expected).__name__}: make it a string, or use math_reward"
             )
+    golds = [(expected or "").strip() for expected in answer]
     return [
-        None if expected is None else float(after_thinking(text_of(completion)).strip() == expected.strip())
-        for completion, expected in zip(completions, answer, strict=True)
+        float(after_thinking(text_of(completion)).strip() == gold) if gold else None
+        for completion, gold in zip(completions, golds, strict=True)
     ]

@@ -16,7 +16,7 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import OBSERVATION, as_dataset, rows_of
 from rloo_pipeline.config import JSON, TABLE_COLUMNS, Dataset
 from rloo_pipeline.data import images
-from rloo_pipeline.data.prompting import check_columns, check_names, encode, prompt_of
+from rloo_pipeline.data.prompting import check_columns, check_names, check_question, encode, prompt_of, wording
 from rloo_pipeline.data.rows import Row
 from rloo_pipeline.data.tool_template import ToolTemplate
 from rloo_pipeline.errors import UserError
@@ -24,7 +24,7 @@ from rloo_pipeline.rollout import resets
 from rloo_pipeline.runtime.progress import track
 from rloo_pipeline.user_code.pool import EnvironmentPool
 
-Identity = tuple[tuple[int, ...], tuple[str, ...]]
+Identity = tuple[tuple[int, ...] | str, tuple[str, ...]]
 
 
 class Templater:
@@ -65,6 +65,7 @@ class Templater:
                     yield self._with_images(row, location, self.dataset.image_column)
                     continue
                 prompt_row = self._begin(row, location)
+                check_question(prompt_row["prompt"], location)
                 yield {**prompt_row, "prompt_ids": encode(prompt_row["prompt"], self.dataset, self.tokenizer, location)}
             return
         begun = [(self._begin(row, location), location) for row, location in located]
@@ -72,6 +73,7 @@ class Templater:
         texts = resets.observations(self.pool, stored)
         for (row, location), text in zip(begun, texts, strict=True):
             prompt = _with_observation(row["prompt"], text, location)
+            check_question(prompt, location)
             ids = encode(prompt, self.dataset, self.tokenizer, location, self._tools(self.pool, row))
             yield {**row, "prompt": prompt, "prompt_ids": ids, OBSERVATION: text}
 
@@ -177,13 +179,13 @@ class PromptParts:
                 counts["too long"] += 1
             elif row["prompt_id"] in ids:
                 counts["duplicates"] += 1
-            elif other := self.held_out.get(identity(row)):
+            elif other := self.held_out.get(identity(row)) or self.held_out.get(_worded(row)):
                 counts[f"also in {other}"] += 1
             else:
                 ids.add(row["prompt_id"])
                 self.longest = max(self.longest, length)
                 if name != "train":
-                    identities.add(identity(row))
+                    identities |= {identity(row), _worded(row)}
                 yield row | {"prompt_ids": array("i", row["prompt_ids"])}  # a list has up to 40 bytes a token
         counts["kept"] = len(ids)
         if not ids:
@@ -221,3 +223,8 @@ def _nothing_left(name: str, counts: Mapping[str, int], path: str, limit: int, s
 def identity(row: Row) -> Identity:
     """The identity of a prompt: its token ids and images."""
     return tuple(row["prompt_ids"]), tuple(row.get(image_store.IDS, ()))
+
+
+def _worded(row: Row) -> Identity:
+    """The identity of a prompt that may differ from others in white space."""
+    return wording(row["prompt"]), tuple(row.get(image_store.IDS, ()))

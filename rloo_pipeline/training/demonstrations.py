@@ -4,14 +4,14 @@ A demonstration with tools is an episode: messages of the assistant, with tool a
 is one demonstration here. Its prompt is everything before it, in exactly the token ids that an episode has.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.artifacts.prompt_set import OBSERVATION, PromptSet, held_out_part, tools_of
+from rloo_pipeline.artifacts.prompt_set import OBSERVATION, PromptSet, held_out_part, rows_of, tools_of
 from rloo_pipeline.config import JSON, Config, Sft
 from rloo_pipeline.data import prompting
 from rloo_pipeline.data.prompting import COMPLETION
@@ -24,6 +24,7 @@ from rloo_pipeline.training.packing import Sequences
 
 PromptIds = tuple[int, ...]
 Pair = tuple[list[int], list[int]]
+ASKED = ["prompt", "prompt_ids"]
 
 
 class Demonstrations(NamedTuple):
@@ -49,7 +50,7 @@ def demonstrations(config: Config, section: Sft, path: str, model: Policy, promp
             spells an end token, or no demonstration is left to train on.
     """
     parts = {prompts / "eval", held_out_part(prompts)}
-    evaluated = {tuple(ids) for part in parts for ids in PromptSet(part).table["prompt_ids"].to_pylist()}
+    evaluated = evaluated_prompts(row for part in parts for row in rows_of(PromptSet(part).table.select(ASKED)))
     observed = _with_observations([*parts, prompts / "train"])
     template = ToolTemplate(model, config.dataset)
     rows = read_rows(section.demonstrations, path)
@@ -63,12 +64,17 @@ def demonstrations(config: Config, section: Sft, path: str, model: Policy, promp
     return Demonstrations(Sequences(*columns), held_out)
 
 
+def evaluated_prompts(rows: Iterable[Row]) -> set[PromptIds | str]:
+    """The token ids and the wordings of these prompts."""
+    return {key for row in rows for key in (tuple(row["prompt_ids"]), prompting.wording(row["prompt"]))}
+
+
 def tokenized(
     rows: Sequence[Row],
     path: str,
     section: Sft,
     template: ToolTemplate,
-    evaluated: Collection[PromptIds],
+    evaluated: Collection[PromptIds | str],
     observed: Collection[PromptIds],
     tools: Callable[[Row], list[JSON]],
 ) -> tuple[list[Pair], list[Pair]]:
@@ -79,7 +85,7 @@ def tokenized(
         path: file of the demonstrations, for messages.
         section: the section `warmstart.sft`.
         template: the model's template.
-        evaluated: token ids of the evaluation prompts.
+        evaluated: the evaluation prompts, by `evaluated_prompts`.
         observed: token ids of all prompts if the environment's `reset` adds a text to them, else empty.
         tools: returns the schemas of the tools in the prompt of a row.
 
@@ -101,7 +107,8 @@ def tokenized(
         messages = prompting.completion_messages(row, section.completion_column, where)
         turns = list(_turns(ids, messages, template))
         _check_turns(turns, template, where)
-        (held_out if tuple(ids) in evaluated else pairs).extend(turns)
+        is_evaluated = tuple(ids) in evaluated or prompting.wording(asked) in evaluated
+        (held_out if is_evaluated else pairs).extend(turns)
     if len(pairs) <= section.held_out:
         why = "lower warmstart.sft.held_out" if pairs else "all have evaluation prompts"
         raise UserError(f"{path}: no demonstration is left to train on; {why}")

@@ -6,6 +6,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -83,6 +84,65 @@ def test_a_function_and_what_it_imports_are_those_that_the_run_began_with(tmp_pa
     if not gone:
         frozen_functions.use(None)
         assert import_string.load(function)([1, 2]) == [2.0]
+
+
+def test_a_file_that_is_imported_from_a_folder_of_pythonpath_is_copied(tmp_path, monkeypatch) -> None:
+    (tmp_path / "src").mkdir()
+    monkeypatch.syspath_prepend(tmp_path / "src")
+    (tmp_path / "src" / "apart.py").write_text("import torch, transformers, installed\nONE = 1.0\n")
+    (tmp_path / "mine.py").write_text(FUNCTION.format(helper="apart"))
+    (tmp_path / "deps" / "installed").mkdir(parents=True)
+    (tmp_path / "deps" / "installed" / "__init__.py").touch()
+    (tmp_path / "deps" / "installed-1.dist-info").mkdir()
+    (tmp_path / "deps" / "installed-1.dist-info" / "RECORD").write_text("installed/__init__.py,,\n")
+    monkeypatch.syspath_prepend(tmp_path / "deps")
+    forget()
+    folder = freeze("mine.py:reward")
+    assert {file.name for file in folder.rglob("*.py")} == {"mine.py", "apart.py"}, "none of a package"
+    (tmp_path / "src" / "apart.py").write_text("ONE = 2.0\n")
+    frozen_functions.use(folder)
+    assert import_string.load("mine.py:reward")([1, 2]) == [0.5]
+
+
+def test_a_module_that_pip_installed_for_editing_is_that_with_which_the_run_began(tmp_path, monkeypatch) -> None:
+    """Its finder stands after that for files."""
+    file = tmp_path / "sources" / "installed.py"
+    file.parent.mkdir()
+    file.write_text("def reward(completions):\n    return [1.0]\n")
+    finder = SimpleNamespace(
+        find_spec=lambda name, *_: spec_from_file_location(name, file) if name == "installed" else None
+    )
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, finder])
+    forget()
+    folder = freeze("installed:reward")
+    file.write_text("def reward(completions):\n    return [2.0]\n")
+    frozen_functions.use(folder)
+    assert import_string.load("installed:reward")([1]) == [1.0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import sys\nsys.path.insert(0, 'library')\nfrom apart import ONE",
+        "import importlib, sys\nsys.path.append('library')\nONE = importlib.import_module('apart').ONE",
+    ],
+)
+def test_a_file_of_the_project_that_cannot_be_copied_is_refused(text, tmp_path, monkeypatch) -> None:
+    """An edit of it would change scores in the middle of a run."""
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "apart.py").write_text("ONE = 1.0\n")
+    (tmp_path / "mine.py").write_text(f"{text}\ndef reward(completions):\n    return [ONE]\n")
+    forget()
+    folder = freeze("mine.py:reward")
+    assert import_string.load("mine.py:reward")([1]) == [1.0], "outside of runs"
+    for name in ("apart", *(name for name in sys.modules if name.startswith("rloo_user_mine"))):
+        del sys.modules[name]
+    frozen_functions.use(folder)
+    with pytest.raises(UserError, match=r"^mine\.py: imports .*library/apart\.py from a folder that"):
+        import_string.load("mine.py:reward")
+    (tmp_path / "library" / "apart-1.dist-info").mkdir()
+    del sys.modules["apart"]
+    assert import_string.load("mine.py:reward")([1]) == [1.0], "packages that pip put there are not copied"
 
 
 def test_a_copy_that_was_edited_is_refused(tmp_path) -> None:

@@ -220,6 +220,8 @@ def test_scores_with_two_values_are_shares_and_others_means() -> None:
     assert estimate_scores(scores * 2 - 1, 100, 1).ci95 == pytest.approx(
         [2 * end - 1 for end in estimate_share(np.array([0.5, 1.0, 0.0]), 2).ci95]
     )
+    assert estimate_scores(np.array([[24.0, np.nan, 25.0]]), 100, 1) == (24.5, None), "two lengths are not all lengths"
+    assert estimate_scores(np.array([[0.0, np.nan, 1.0]]), 100, 1) == estimate_share(np.array([0.5]), 3)
     third = np.where(np.isnan(scores), 0.5, scores)
     assert estimate_scores(third, 100, 1) == estimate_mean(np.array([0.5, 0.75, 0.5, 0.0]), 100, 1)
     assert estimate_scores(scores * 0, 100, 1) == (0.0, None), "equal scores say nothing about the spread"

@@ -61,13 +61,13 @@ def test_check_passes_on_a_new_project_and_so_does_the_test_of_its_reward(choice
 
 
 def test_the_reward_takes_answers_in_words_and_gives_no_score_without_an_answer(choices, monkeypatch) -> None:
-    answers = ["Yes", "No", None] * 4
+    answers = ["Yes", "No", None, ""] * 3
     write(Path("words.jsonl"), [{"question": f"{n}?", "answer": answer} for n, answer in enumerate(answers)])
     new_project("project", {**choices, "data": "words.jsonl"})
     monkeypatch.chdir("project")
     test = [sys.executable, "test_rewards.py"]
     assert subprocess.run(test, capture_output=True, text=True, check=True).stdout == "passed\n"
-    assert import_string.load("rewards.py:right")(["None", "yes"], [None, "Yes"]) == [None, 1.0]
+    assert import_string.load("rewards.py:right")(["None", "", "yes"], [None, "", "Yes"]) == [None, None, 1.0]
 
 
 def test_the_batch_is_of_the_prompts_that_are_left_after_duplicates_and_held_out_ones(choices, monkeypatch) -> None:

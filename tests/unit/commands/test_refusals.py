@@ -309,7 +309,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "data.text_rows._located": (
         Case("line 1: holds a list, not an object with columns; write one object per row", "[1]"),
     ),
-    "data.text_rows._of_table": (
+    "data.text_rows.of_table": (
         Case("line 2: 3 fields for 2 columns", "question,answer\n1,2,3\n", name="train.csv"),
         Case("line 2: not .csv (unexpected end of data)", 'question,answer\n"1,2\n', name="train.csv"),
         Case("line 1: two columns have the name 'answer'", "answer,answer\n1,2\n", name="train.csv"),
@@ -363,10 +363,18 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     ),
     "data.prompting.completion_messages": (
         Case("row 0: column 'answer'", [ROWS[0] | {"answer": 1}], {"warmstart": {"sft": DEMONSTRATIONS}}),
+        Case(
+            "'answer' (warmstart.sft.completion_column) ends with an empty text",
+            [ROWS[0] | {"answer": " "}],
+            {"warmstart": {"sft": DEMONSTRATIONS}},
+        ),
     ),
     "data.prompting.encode": (
         "tests/unit/data/test_prompting.py",
         prompts("row 0: a prompt has no tokens", ""),
+    ),
+    "data.prompting.check_question": (
+        Case("row 0: the last message of a prompt is empty", [{"question": "", "answer": "1"}]),
     ),
     "data.prompting.render": (
         Case("row 0: the prompt is messages, but", model=lambda folder: (folder / "chat_template.jinja").unlink()),
@@ -389,6 +397,8 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         Case("options of the generator made:rows do not fit it", lambda size: size),
     ),
     "data.rows._loaded": (Case("train.parquet: truncated or damaged", "hello", name="train.parquet"),),
+    "data.rows._check_shards": "tests/unit/data/test_rows.py",
+    "data.rows._check_formats": "tests/unit/data/test_rows.py",
     "data.rows.check_file": (
         Case("dataset files can be", "a,b\n", name="train.txt"),
         Case("train.jsonl: is empty", ""),

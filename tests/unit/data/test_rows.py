@@ -6,6 +6,7 @@ import enum
 import gzip
 import io
 import json
+import os
 import zipfile
 from csv import field_size_limit
 from pathlib import Path
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset as HubDataset
+from pyarrow.csv import write_csv
 
 from rloo_pipeline import import_string
 from rloo_pipeline.artifacts.prompt_set import as_dataset, rows_of
@@ -94,6 +96,16 @@ BROKEN = {
     "CSV with fewer fields": ("a.csv", "a,b\n \n", "line 2: 1 field for 2 columns"),
     "CSV with a name twice": ("a.csv", "a,a\n1,2\n", "line 1: two columns have the name 'a'"),
     "CSV in a folder": ("folder/a.csv", "a,b\n1,2\n1,2,3\n", "folder/a.csv, line 3: 3 fields"),
+    "CSV in a folder with delimiters at the ends of lines": (
+        "folder/a.csv",
+        "a,b\n1,2,\n3,4,\n",
+        "folder/a.csv, line 2: 3 fields for 2 columns",
+    ),
+    "CSV in a folder with fewer fields": (
+        "folder/a.csv",
+        "a,b\n1,2\n3\n",
+        "folder/a.csv, line 3: 1 field for 2 columns",
+    ),
     "a folder with a number among texts": (
         "folder/a.jsonl",
         lines([{"a": "1"}, {"a": 1}]),
@@ -192,6 +204,46 @@ def test_all_files_of_an_archive_are_read(suffix, tmp_path) -> None:
             table = "question,answer\n" + "".join(f"{row['question']},{row['answer']}\n" for row in part)
             archive.writestr(f"{name}.{suffix}", lines(part) if suffix == "jsonl" else table)
     assert read_rows(Source(path=str(tmp_path)), str(tmp_path)) == rows
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "train.csv", "train.zip"])
+def test_a_file_that_was_replaced_is_read_anew(name, tmp_path) -> None:
+    """`datasets` keeps converted files by time, and what it extracts from archives by path."""
+    for rows in (ROWS[:2], ROWS[2:4]):
+        table = pa.Table.from_pylist(rows)
+        if name.endswith("parquet"):
+            pq.write_table(table, tmp_path / name)
+        elif name.endswith("csv"):
+            write_csv(table, tmp_path / name)
+        else:
+            with zipfile.ZipFile(tmp_path / name, "w") as archive:
+                archive.writestr("a.jsonl", lines(rows))
+        os.utime(tmp_path / name, (1e9, 1e9))
+        sources = [(Source(name="x"), tmp_path), *([(Source(path="x"), tmp_path / name)] if name[0] == "r" else [])]
+        assert [read_rows(source, str(place)) for source, place in sources] == [rows] * len(sources)
+
+
+def test_a_folder_with_rows_in_files_of_several_formats_is_refused(tmp_path) -> None:
+    """`datasets` reads those of one format."""
+    for name in ("a.csv", "b.csv"):
+        write_csv(pa.Table.from_pylist(ROWS[:2]), tmp_path / name)
+    (tmp_path / "facts.json").write_text("{}")
+    (tmp_path / "README.md").write_text("Sums.")
+    assert read_rows(Source(name="x"), str(tmp_path)) == ROWS[:2] * 2
+    (tmp_path / "c.jsonl").write_text(lines(ROWS[2:4]))
+    with pytest.raises(UserError, match=r"c\.jsonl: would not be read, since the split 'train' has files of another"):
+        read_rows(Source(name="x"), str(tmp_path))
+    (tmp_path / "README.md").write_text("---\nconfigs:\n- config_name: a\n  data_files: a.csv\n---\n")
+    assert read_rows(Source(name="x"), str(tmp_path)) == ROWS[:2]
+
+
+def test_a_dataset_of_which_a_part_was_not_fetched_is_refused(tmp_path) -> None:
+    for part in (0, 2):
+        (tmp_path / f"train-0000{part}-of-00003.jsonl").write_text(lines(ROWS[part : part + 1]))
+    with pytest.raises(UserError, match=r"train-00001-of-00003\.jsonl: missing, though other files of the 3 are"):
+        read_rows(Source(name="x"), str(tmp_path))
+    (tmp_path / "train-00001-of-00003.jsonl").write_text(lines(ROWS[1:2]))
+    assert read_rows(Source(name="x"), str(tmp_path)) == ROWS[:3]
 
 
 def test_splits_of_a_folder_are_those_of_datasets(tmp_path) -> None:
@@ -371,6 +423,8 @@ def dataset(**changes) -> Dataset:
             r"no column 'qestion' \(dataset.user_prompt names it\); did you mean 'qu",
         ),
         ({"user_prompt": "{question}"}, {"question": None}, "column 'question' is null"),
+        ({"user_prompt": "{task[question]}"}, {"task": {"question": None}}, r"column 'task\[question\]' is null, but"),
+        ({"user_prompt": "{number}"}, {"number": float("nan")}, "column 'number' is null, but"),
         ({"user_prompt": "{question.x}"}, ROWS[0], "dataset.user_prompt does not fit the row"),
         ({"user_prompt": "{question:d}"}, ROWS[0], "dataset.user_prompt does not fit the row"),
         ({}, ROWS[0], r"no column 'prompt' \(dataset.prompt_column\); there are question, answer"),

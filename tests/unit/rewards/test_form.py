@@ -78,5 +78,6 @@ def test_a_target_below_one_token_is_an_error() -> None:
 def test_an_exact_answer_is_compared_as_a_text_and_a_number_is_refused() -> None:
     texts = ["<think>3</think> 2 ", "2.0", "None"]
     assert exact_answer_reward(texts, ["2", "2", None]) == [1.0, 0.0, None]
+    assert exact_answer_reward(["", "<think>2</think>"], ["", " "]) == [None, None], "no answer, not a silent one"
     with pytest.raises(UserError, match=r"compares strings, but the column answer has 2\.0 of type float: make"):
         exact_answer_reward(texts, ["2", 2.0, "2"])

@@ -117,3 +117,19 @@ def test_the_order_of_an_epoch_is_drawn_once_and_not_for_each_of_its_steps(monke
     rows = [row for step in range(50) for row in sft.rows_of_step(1003, 41, step, 7)]
     assert drawn.call_count == 3
     assert [sorted(rows[first : first + 1003]) for first in (0, 1003)] == 2 * [[*range(1003)]]
+
+
+def test_a_demonstration_of_an_evaluation_prompt_with_other_white_space_is_held_out(tmp_path, tiny_model) -> None:
+    config, tokenizer = Config(**mini()), Policy(tiny_model).tokenizer
+
+    def row(text: str) -> dict:
+        prompt = [{"role": "user", "content": text}]
+        return {"prompt_id": text, "prompt": prompt, "prompt_ids": encode(prompt, config.dataset, tokenizer, text)}
+
+    for part, text in (("train", "1+5="), ("eval", "2+5=")):
+        write_prompts(tmp_path / "prompts", [row(text)], part)
+    rows = [{"prompt": row(text)["prompt"], "completion": "6"} for text in ("1+5=", "2+5=\n")]
+    (tmp_path / "demonstrations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    section = Sft(demonstrations={"path": "x"}, held_out=0)
+    read = tokenized(config, section, str(tmp_path / "demonstrations.jsonl"), Policy(tiny_model), tmp_path / "prompts")
+    assert (len(read.trained.prompts), len(read.held_out)) == (1, 1)
