@@ -6,6 +6,7 @@ workflow/rules/common.smk calls `install` once. A filter of Snakemake's messages
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,9 +130,10 @@ class Controller(SnakemakeCall):
             self.workflow.dag_settings.force_incomplete = True
             lost_metadata.ignore_damaged_records(self.workflow.persistence)
             adoption.take_all(self)
+            start, fail = partial(_start, self), self.fail
             onstart, onerror = self.workflow._onstart, self.workflow._onerror
-            self.workflow._onstart = lambda log: (_start(self), onstart(log))
-            self.workflow._onerror = lambda log: (self.fail(), onerror(log))
+            self.workflow._onstart = lambda log: (start(), onstart(log))
+            self.workflow._onerror = lambda log: (fail(), onerror(log))
             self.waits.enter_context(announcing("Snakemake is building the DAG", logger.info))
         if "Directory cannot be locked" in message and self.owner:
             record.msg = f"Error: {self.owner}"
