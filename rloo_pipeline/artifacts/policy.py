@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.artifacts import lineage, model_dims, model_files, node_files, vision
 from rloo_pipeline.artifacts.files import read_artifact, read_json
@@ -362,6 +362,28 @@ def measured_reward_model(measured: Path) -> Path:
     folder = measured.parent / "model"
     read_artifact(measured, policy=_digest(verify_manifest(folder).digests))
     return folder
+
+
+class Chosen(NamedTuple):
+    """A policy that `select` chose."""
+
+    run: Path
+    """Folder of its run."""
+    policy: Path
+    digest: str
+
+
+def chosen_of(selection: Path, seed: int) -> Chosen:
+    """The policy that was chosen for a seed.
+
+    Raises:
+        UserError: the file is missing or damaged, or no policy was chosen for this seed.
+    """
+    for best in read_artifact(selection)["chosen"]:
+        if best["seed"] == seed:
+            run = selection.parent / best["run"]
+            return Chosen(run, run / model_files.POLICIES / f"{best['round']:05d}", best["policy"])
+    raise UserError(f"{selection}: no policy was chosen for seed {seed}; delete it and run again")
 
 
 def _digest(digests: Mapping[str, str]) -> str:

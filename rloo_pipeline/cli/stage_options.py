@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rloo_pipeline.artifacts import assets, fence, function_copies, lineage
-from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.artifacts.policy import Policy, chosen_of
 from rloo_pipeline.cli.command import CONFIG, Command, Option, call, command, option
 from rloo_pipeline.cluster import nodes
 from rloo_pipeline.config import Config, Rollout
@@ -179,7 +179,9 @@ def stage_config(arguments: argparse.Namespace, stage: str) -> Config:
         reproducible.prepare(config.reproducible)
         return config.only(stage)
     run = run_folder(arguments)
-    fence.acquire(run, arguments.output)
+    # an experiment's selection is in its own folder
+    selection: Path | None = getattr(arguments, "selection", None)
+    fence.acquire(selection.absolute().parent if selection else run, arguments.output)
     function_copies.use(run)
     config = load(run / "config.yaml")
     reproducible.prepare(config.reproducible)
@@ -209,11 +211,13 @@ def whole_config(arguments: argparse.Namespace) -> Config:
 
 
 def run_folder(arguments: argparse.Namespace) -> Path:
-    """The folder of the run: the nearest one above the output that has a config.yaml.
+    """The folder of the run: the nearest one above the output that has a config.yaml, or the chosen run of a selection.
 
     Raises:
-        UserError: no folder above the output has one.
+        UserError: no folder above the output has one, or none was chosen for the seed.
     """
+    if selection := getattr(arguments, "selection", None):
+        return chosen_of(selection, arguments.seed).run
     output: Path = arguments.output
     for folder in output.absolute().parents:
         if (folder / "config.yaml").exists():

@@ -1,33 +1,22 @@
 """The stages as commands; some call their function in a way of their own. The rules in workflow/rules/ call them."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from rloo_pipeline.artifacts import fence, files, function_copies, lineage
+from rloo_pipeline.artifacts import files, lineage
 from rloo_pipeline.artifacts.model_files import STATES
 from rloo_pipeline.cli.command import CONFIG, command, option
 from rloo_pipeline.cli.stage_options import (
     OUTPUT,
     REWARD_MODEL,
-    card_facts,
     path,
     run_folder,
     runs_here,
     stage,
     stage_config,
-    take_sampler,
     whole_config,
-    with_reward_model,
 )
-from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import load
-from rloo_pipeline.runtime import reproducible
-
-if TYPE_CHECKING:
-    from rloo_pipeline.stages.evaluate_chosen import Chosen
 
 
 def _restore_policy(arguments: argparse.Namespace) -> None:
@@ -54,46 +43,6 @@ def _report_so_far(arguments: argparse.Namespace) -> None:
     report_so_far(load(run / "config.yaml").only("report"), run, arguments.output)
 
 
-def _select(arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.stages.select import select
-
-    select([arguments.output.parent / run for run in arguments.runs], arguments.output)
-
-
-def _chosen(arguments: argparse.Namespace, stage: str) -> tuple[Config, Chosen]:
-    """Returns a stage's configuration for the chosen policy, and the choice. The fence makes this process the only
-    writer.
-    """
-    from rloo_pipeline.stages.evaluate_chosen import chosen_of
-
-    chosen = chosen_of(arguments.selection, arguments.seed)
-    config = load(chosen.run / "config.yaml").only(stage)
-    reproducible.prepare(config.reproducible)
-    fence.acquire(arguments.selection.absolute().parent, arguments.output)
-    return config, chosen
-
-
-def _evaluate_chosen(arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.artifacts import tables
-    from rloo_pipeline.stages.evaluate_chosen import evaluate_chosen
-
-    config, chosen = _chosen(arguments, "evaluate-chosen")
-    function_copies.use(chosen.run)
-    take_sampler(config)
-    if any(reward.uses_own_model for reward in config.rewards):
-        config = with_reward_model(config, chosen.run / "reward_model" / "checks.json")
-    with tables.common_facts(**lineage.decided(config, "evaluate-chosen"), **card_facts(config, "evaluate-chosen")):
-        evaluate_chosen(config, chosen, arguments.output, arguments.greedy, arguments.summary)
-
-
-def _prove_chosen(arguments: argparse.Namespace) -> None:
-    config, chosen = _chosen(arguments, "prove-chosen")
-    if runs_here(arguments, config, "prove-chosen"):
-        from rloo_pipeline.stages.prove_chosen import prove_chosen
-
-        prove_chosen(config, chosen, arguments.completions, arguments.output)
-
-
 def _report(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.report import report, tables_of
 
@@ -107,8 +56,6 @@ def _report(arguments: argparse.Namespace) -> None:
 
 ROUND = option("--round", dest="round_", metavar="ROUND", type=int, required=True, help="number of the round, from 1")
 SUMMARY = path("summary", "JSON file for the summary")
-SELECTION = path("selection", "file that select wrote")
-SEED = option("--seed", type=int, required=True, help="seed of the chosen run")
 COMMANDS = (
     # before the first round
     stage("stage-assets", "Fetch or copy model and datasets; may use the network."),
@@ -152,23 +99,13 @@ COMMANDS = (
     stage("judge-pairs", "Let the judge compare the final policy's held-out completions with those of the warm start."),
     command(
         "select",
-        _select,
+        "rloo_pipeline.stages.select:select",
         "Choose the best round and arm by the evaluations on dataset.dev.",
         OUTPUT,
         option("runs", nargs="+", help="folders of the runs, relative to the output's folder"),
     ),
-    command(
-        "evaluate-chosen",
-        _evaluate_chosen,
-        "Sample and score the prompts of dataset.eval with the chosen policy.",
-        *(OUTPUT, SELECTION, path("greedy", "table for the greedy completions"), SUMMARY, SEED),
-    ),
-    command(
-        "prove-chosen",
-        _prove_chosen,
-        "Prove that these completions come from the chosen policy.",
-        *(OUTPUT, SELECTION, path("completions", "table that evaluate-chosen wrote"), SEED),
-    ),
+    stage("evaluate-chosen", "Sample and score the prompts of dataset.eval with the chosen policy."),
+    stage("prove-chosen", "Prove that these completions come from the chosen policy."),
     stage(
         "distance",
         "Compute the KL of a policy from policy 0 on its held-out completions.",

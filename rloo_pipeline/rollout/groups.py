@@ -195,14 +195,12 @@ def _images_of(row: dict[str, Any]) -> ShownImages | None:
     return ShownImages(row[image_store.PIXELS], ids, row[image_store.PLACEHOLDERS]) if ids else None
 
 
-def sample_groups(
-    sampler: Sampler | ParallelSampler, dataset: Dataset, rollout: Rollout, *draws: Samples
-) -> list[pa.Table]:
+def sample_groups(sampler: Sampler | ParallelSampler, config: Config, *draws: Samples) -> list[pa.Table]:
     """Samples all draws at once, so that the engine batches them together.
 
     Args:
         sampler: a sampler that holds the policy.
-        dataset, rollout: sections of the configuration.
+        config: the stage's configuration.
         draws: draws to sample.
 
     Returns:
@@ -212,9 +210,9 @@ def sample_groups(
         UserError: a log-prob is NaN or infinite.
     """
     requests = [draw.requests() for draw in draws]
-    if rollout.uses_tools and isinstance(sampler, Sampler):
+    if config.rollout.uses_tools and isinstance(sampler, Sampler):
         prompts = [*chain(*(draw.prompts_of_requests() for draw in draws))]
-        columns = _play_episodes(sampler, dataset, rollout, prompts, [*chain(*requests)])
+        columns = _play_episodes(sampler, config, prompts, [*chain(*requests)])
     else:
         columns = [completion.columns() for completion in sampler.sample([*chain(*requests)], "completions")]
     if not all(isfinite(logp) for completion in columns for logp in completion["sampling_logps"]):
@@ -222,30 +220,30 @@ def sample_groups(
             f"{sampler.policy}: the policy's log-probs are not finite, as happens with NaN in its weights; find the "
             "round whose update wrote such weights"
         )
-    sampled, columns_of_tables = iter(columns), schema(dataset, rollout)
+    sampled, columns_of_tables = iter(columns), schema(config)
     return [
         draw.table([*islice(sampled, len(own))], columns_of_tables) for draw, own in zip(draws, requests, strict=True)
     ]
 
 
-def schema(dataset: Dataset, rollout: Rollout) -> pa.Schema:
+def schema(config: Config) -> pa.Schema:
     """The schema of the tables of `sample_groups`."""
-    if dataset.shows_images:
+    if config.dataset.shows_images:
         return tables.WITH_IMAGES
-    if rollout.router_replay:
+    if config.rollout.router_replay:
         return tables.WITH_EXPERTS
-    return tables.EPISODES if rollout.uses_tools else tables.ROLLOUTS
+    return tables.EPISODES if config.rollout.uses_tools else tables.ROLLOUTS
 
 
 def _play_episodes(
-    sampler: Sampler, dataset: Dataset, rollout: Rollout, rows: Sequence[JSON], requests: Sequence[Request]
+    sampler: Sampler, config: Config, rows: Sequence[JSON], requests: Sequence[Request]
 ) -> list[dict[str, Any]]:
     """Plays the episodes of a run with tools; returns the columns of their completions."""
     from rloo_pipeline.rollout.episode_loop import Episodes
     from rloo_pipeline.rollout.resets import pool_of
 
-    reader = call_reader(sampler.policy, dataset, rollout.tool_parser)
-    with pool_of(rollout) as pool:
-        episodes = Episodes(rollout, pool, reader, rows, requests)
+    reader = call_reader(sampler.policy, config.dataset, config.rollout.tool_parser)
+    with pool_of(config.rollout) as pool:
+        episodes = Episodes(config.rollout, pool, reader, rows, requests)
         sampler.play(episodes, "episodes")
     return [episode.columns() for episode in episodes.episodes]

@@ -1,16 +1,26 @@
 """Defines what a Snakemake process does besides running jobs: tables of steps, one per moment, taken in order.
 
-workflow/rules/common.smk calls `install` once, which has `start` and `fail` called (`dag_messages.py`).
+workflow/rules/common.smk calls `install` once. A filter of Snakemake's messages tells the moments that have no hook.
 """
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
 
+from snakemake.exceptions import WorkflowError
+from snakemake.logging import logger
+
+from rloo_pipeline.config.run_set import RunSet
+from rloo_pipeline.errors import OF_FILES, UserError, explain
+from rloo_pipeline.runtime.progress import announcing
 from rloo_pipeline.snakemake_ext import (
     adoption,
     call_checks,
     early_stop,
     locks,
-    logger,
     lost_metadata,
     node_exchange,
     planning,
@@ -20,6 +30,7 @@ from rloo_pipeline.snakemake_ext import (
     slurm_job_steps,
     steps,
 )
+from rloo_pipeline.snakemake_ext.logger import tell_displays
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
 Steps = Iterable[Callable[[SnakemakeCall], None]]
@@ -29,7 +40,7 @@ BEFORE_PLANNING: Steps = (
     early_stop.prepare_interrupt,
     early_stop.end_with_first,
     early_stop.end_gracefully,
-    logger.tell_displays,
+    tell_displays,
     shared_cache.make_safe,
     removal.rename_first,
     call_checks.require_packages,
@@ -99,3 +110,90 @@ class Controller(SnakemakeCall):
     def _take(self, moment: Steps) -> None:
         for step in moment:
             step(self)
+
+    def on_message(self, record: logging.LogRecord) -> bool:
+        """Filters a message. Runs in the thread that logs.
+
+        Before the DAG is built, turns on `--rerun-incomplete`, guards Snakemake's records, and has the steps taken
+        before the Snakefile's own `onstart` and `onerror`; Snakemake would not call those of a module. If the folder
+        is locked, names the owner instead of advising to unlock it. If no job is left to run, looks for files that
+        were made with another configuration.
+
+        Args:
+            record: the message.
+
+        Raises:
+            WorkflowError: no job is left to run, although a file does not match the configuration.
+        """
+        message = str(record.msg)
+        if message.startswith("Building DAG"):
+            self.workflow.dag_settings.force_incomplete = True
+            lost_metadata.ignore_damaged_records(self.workflow.persistence)
+            adoption.take_all(self)
+            start, fail = partial(_start, self), self.fail
+            onstart, onerror = self.workflow._onstart, self.workflow._onerror
+            self.workflow._onstart = lambda log: (start(), onstart(log))
+            self.workflow._onerror = lambda log: (fail(), onerror(log))
+            self.waits.enter_context(announcing("Snakemake is building the DAG", logger.info))
+        if "Directory cannot be locked" in message and self.owner:
+            record.msg = f"Error: {self.owner}"
+        if message.startswith("Nothing to be done"):
+            kept = lost_metadata.kept(self) or lost_metadata.missing(self)
+            if kept and not self.workflow.dryrun:
+                raise WorkflowError(kept)
+            if kept:
+                logger.warning(kept)
+        return True
+
+
+def install(workflow: Any, runs: RunSet) -> tuple[RunSet, Controller]:
+    """Prepares a Snakemake process for a run, or for the runs of an experiment.
+
+    Args:
+        workflow: Snakemake's `workflow` object, as seen in a Snakefile.
+        runs: runs to work on.
+
+    Returns:
+        The runs and the process's controller. In an experiment, runs that a gate has ended have only the rounds up to
+        there.
+
+    Raises:
+        UserError: something that the run needs is missing.
+    """
+    controller = Controller(workflow, runs)
+    with _file_errors_explained():
+        controller.prepare()
+    if controller.main:
+        logger.addFilter(controller.on_message)
+    return controller.runs, controller
+
+
+@contextmanager
+def _file_errors_explained() -> Iterator[None]:
+    """Turns a write error, for example if results/ is read-only, and a package that the light controller lacks into one
+    sentence.
+    """
+    # otherwise each line that does not fit into Snakemake's log on a full disk is a traceback, now and in the whole run
+    logging.raiseExceptions = False
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise UserError(explain(error)) from None
+    except OSError as error:
+        if error.errno not in OF_FILES:
+            raise
+        error.filename = error.filename or str(Path.cwd())
+        raise UserError(explain(error)) from None
+
+
+def _start(controller: Controller) -> None:
+    """Prepares a run before its first job.
+
+    Raises:
+        WorkflowError: the run cannot work as configured.
+    """
+    try:
+        with _file_errors_explained():
+            controller.start()
+    except UserError as error:
+        raise WorkflowError(str(error)) from None

@@ -83,14 +83,13 @@ class EditedFunctions:
         return f"{files}: edited after the run began; {self._choice()}"
 
     def settle(self, workflow: Any = None) -> None:
-        """Copies the functions before the first job, unless the user has to choose first.
+        """Copies the functions before the first job, unless the user has to choose first. `kept` comes before it.
 
         Args:
             workflow: Snakemake's workflow, if it already knows its jobs; otherwise None.
 
         Raises:
-            UserError: functions that finished jobs used were edited and the configuration does not say what to do, or
-                files that the old functions made would stay.
+            UserError: functions that finished jobs used were edited and the configuration does not say what to do.
         """
         if self.edited and not self.keeps:
             again = list(self._again(workflow)) if workflow else []
@@ -98,8 +97,6 @@ class EditedFunctions:
                 raise UserError(
                     f"{', '.join(self.edited)}: edited after the run began; {_count(again)}{self._choice()}"
                 )
-            if kept := self.kept(workflow):
-                raise UserError(kept)
         function_copies.write(self._copies, self._runs.configs.values())
 
     def kept(self, workflow: Any) -> str | None:

@@ -46,9 +46,7 @@ ERROR = re.compile(
     r'WorkflowError(?: in file "[^"]*", line \d+)?:\n(?P<sentence>.*?)\n(?P<frames>  File "[^"]*", line .*)',
     re.DOTALL,
 )
-RAISES = re.compile(
-    r'/workflow/(?:Snakefile|rules/common\.smk)"|/rloo_pipeline/snakemake_ext/(?:__init__|dag_messages)\.py"'
-)
+RAISES = re.compile(r'/workflow/(?:Snakefile|rules/common\.smk)"|/rloo_pipeline/snakemake_ext/controller\.py"')
 """Files that turn a UserError into a Snakemake error; showing their names would not help the user."""
 
 

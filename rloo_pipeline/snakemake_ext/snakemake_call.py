@@ -33,8 +33,8 @@ class SnakemakeCall:
         """
         self.folder = self.results / runs.name
         """Folder of the run or experiment."""
-        stops = {run: stopped_after(self.run_folder(run)) for run in self.runs.configs}
-        self.stopped = {run for run, config in self.runs.configs.items() if stops[run] == config.rounds}
+        configs = self.runs.configs.items()
+        self.stopped = {run for run, config in configs if stopped_after(self.run_folder(run)) == config.rounds}
         """Runs (folders below results/) that a gate ended at the number of rounds that they now have."""
         self.main = bool(workflow.is_main_process)
         """False in the process of a job."""

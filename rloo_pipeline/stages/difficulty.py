@@ -53,7 +53,7 @@ def difficulty(config: Config, prompts: Path, policy: Policy, shard: int, output
     for first in range(0, len(share), size):
         rows = train.rows(list(share[first : first + size]))
         draw = groups.Draw(rows, select.num_generations, sampling, config.seed, ("difficulty",))
-        pieces += groups.sample_groups(sampler, config.dataset, config.rollout, draw)
+        pieces += groups.sample_groups(sampler, config, draw)
     completions = pa.concat_tables(pieces)
     scores = score_table([config.deciding_reward], config.scoring, completions, train, policy)
     counts = counts_of(config, scores, select.num_generations)

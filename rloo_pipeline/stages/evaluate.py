@@ -50,7 +50,7 @@ def evaluate_on(
         groups.Draw(rows, settings.num_generations, sampling, config.seed, groups.EVALUATION),
         groups.Draw(rows if with_greedy else [], 1, sampling._replace(temperature=0.0), config.seed, groups.EVALUATION),
     ]
-    completions = groups.sample_groups(sampler, config.dataset, config.rollout, *draws)
+    completions = groups.sample_groups(sampler, config, *draws)
     scores = score_tables(config.rewards, config.scoring, completions, held_out, policy)
     sampled, likeliest = joined = [join_scores(config.rewards, *pair) for pair in zip(completions, scores, strict=True)]
     for path, kind, draw, table in zip((output, greedy), ("completions", "greedy"), draws, joined, strict=True):

@@ -33,7 +33,7 @@ def probe(config: Config, prompts: Path, policy: Policy, output: Path) -> None:
     sampling = SamplingConfig.of_rollouts(config.rollout)
     sampler = groups.load_sampler(policy, config, train, config.rollout.max_completion_length)
     draw = groups.Draw(train.rows(indices), samples, sampling, config.seed, ("probe",))
-    [completions] = groups.sample_groups(sampler, config.dataset, config.rollout, draw)
+    [completions] = groups.sample_groups(sampler, config, draw)
     joined = join_scores(
         config.rewards, completions, score_table(config.rewards, config.scoring, completions, train, policy)
     )

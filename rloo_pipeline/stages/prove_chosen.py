@@ -8,22 +8,22 @@ from pathlib import Path
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import write_json
-from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.artifacts.policy import Policy, chosen_of
 from rloo_pipeline.config import Config
 from rloo_pipeline.runtime import ranks, reproducible
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import derive, permutation
-from rloo_pipeline.stages.evaluate_chosen import Chosen
 from rloo_pipeline.training import forward_only, round_data, sampler_proof
 from rloo_pipeline.training.sampler_proof import MOST
 
 
-def prove_chosen(config: Config, chosen: Chosen, completions: Path, output: Path) -> None:
+def prove_chosen(config: Config, selection: Path, seed: int, completions: Path, output: Path) -> None:
     """Writes the difference of the log-probs, in nats a token.
 
     Args:
-        config: sections that the stage reads.
-        chosen: the policy.
+        config: the stage's configuration, that of the chosen run.
+        selection: file that `select` wrote.
+        seed: seed of the chosen run.
         completions: table that `evaluate-chosen` wrote.
         output: proof.json.
 
@@ -31,6 +31,7 @@ def prove_chosen(config: Config, chosen: Chosen, completions: Path, output: Path
         UserError: the log-probs show that another policy sampled the completions.
     """
     reproducible.use_torch(config.deepspeed.threads, config.reproducible)
+    chosen = chosen_of(selection, seed)
     table = tables.read(completions, "completions", policy=chosen.digest)
     order = permutation(len(table), derive(config.seed, "proof", "test"))
     table = table.take(sorted(order[:MOST]))

@@ -64,7 +64,7 @@ def refill(
         rows, spare = spare[:count], spare[count:]
         sampler = sampler or groups.load_sampler(policy, config, train, settings.max_completion_length)
         draw = groups.Draw(train.rows(rows), samples, sampling, config.seed, ("round", round_))
-        [completions] = groups.sample_groups(sampler, config.dataset, settings, draw)
+        [completions] = groups.sample_groups(sampler, config, draw)
         parts.append(RoundTables(completions, score_table(config.rewards, config.scoring, completions, train, policy)))
         teaching += teaching_groups(algorithm, samples, parts[-1]).tolist()
         seconds += sampler.seconds
@@ -86,7 +86,7 @@ def _write(
     config: Config, round_: int, digest: str, parts: Sequence[RoundTables], rollouts: Path, scores: Path
 ) -> None:
     """Writes the tables as one more shard."""
-    schema = groups.schema(config.dataset, config.rollout)
+    schema = groups.schema(config)
     rollout_table = pa.concat_tables([schema.empty_table(), *(part.rollouts for part in parts)])
     about = groups.rollout_facts(config, round_, config.rollout.shards, digest)
     tables.write(rollouts, rollout_table, schema, "rollouts", **about, refills=len(parts))

@@ -67,13 +67,8 @@ def rollout(
     about = groups.rollout_facts(config, round_, shard, sampler.digest, tool_names(prompts))
     held_out_rows = _held_out(config, prompts, train.longest, shard) if held_out else []
     held_out_sampling = SamplingConfig.of_evaluations(settings, config.evaluation.temperature, longest)
-    completions, held_out_completions = groups.sample_groups(
-        sampler,
-        config.dataset,
-        settings,
-        draw,
-        Draw(held_out_rows, 1, held_out_sampling, config.seed, groups.EVALUATION),
-    )
+    held_out_draw = Draw(held_out_rows, 1, held_out_sampling, config.seed, groups.EVALUATION)
+    completions, held_out_completions = groups.sample_groups(sampler, config, draw, held_out_draw)
     if held_out:
         held_out_about = about | groups.sampling_facts(config.model, held_out_sampling)
         tables.write(held_out, held_out_completions, held_out_completions.schema, "held_out", **held_out_about)

@@ -26,20 +26,20 @@ class Best(NamedTuple):
     """Digest of the policy."""
 
 
-def select(runs: Sequence[Path], output: Path) -> None:
+def select(output: Path, runs: Sequence[str]) -> None:
     """Chooses the best round of each run, and the best arm, as configured in `Select`.
 
     Args:
-        runs: folders of the runs, of an experiment as <experiment>/<arm>/<seed>, in the order of the arms.
         output: selection.json, in the folder of the experiment or of the single run.
+        runs: folders of the runs below that one, <arm>/<seed> in the order of the arms; `.` for a single run.
 
     Raises:
         UserError: an evaluation is missing or damaged, or evaluations have different numbers of prompts.
     """
     arms: dict[str, list[Best]] = {}
     prompts: dict[int, str] = {}
-    for run in runs:
-        name = str(run.relative_to(output.parent))
+    for name in runs:
+        run = output.parent / name
         config = read_config(run)
         best, count = best_of(config, run, name)
         prompts.setdefault(count, name)

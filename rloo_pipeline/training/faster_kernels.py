@@ -33,7 +33,8 @@ from rloo_pipeline.training import batch_forms, self_check
 from rloo_pipeline.training.batch_forms import FORMS
 from rloo_pipeline.training.kernels import flash_attention_3
 from rloo_pipeline.training.logprobs import TokenLogProbs
-from rloo_pipeline.training.self_check import SelfCheck, against_plain
+from rloo_pipeline.training.self_check import against_plain
+from rloo_pipeline.training.self_check.against_plain import SelfCheck
 from rloo_pipeline.transformers_internals.loaded_model import decoder_layers, takes_experts
 
 ROTARY = "rotary_pos_emb"

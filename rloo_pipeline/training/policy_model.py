@@ -18,7 +18,7 @@ from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.training import batch_forms, faster_kernels, model_support, plain_model, self_check, tokenizer_ids
 from rloo_pipeline.training.deepspeed_internals import split_model
 from rloo_pipeline.training.kernels import attention
-from rloo_pipeline.training.self_check import SelfCheck
+from rloo_pipeline.training.self_check.against_plain import SelfCheck
 from rloo_pipeline.training.settings import TrainerSettings
 from rloo_pipeline.transformers_internals.router_replay import RouterReplay
 

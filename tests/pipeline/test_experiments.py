@@ -8,6 +8,8 @@ import yaml
 from helpers import Project, mini, printed
 
 import rloo_pipeline
+from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts.files import read_artifact
 from rloo_pipeline.commands.plan import plan
 from rloo_pipeline.config.run_set import read_runs
 
@@ -116,3 +118,20 @@ def test_a_failed_arm_leaves_the_others_alone_and_another_seed_runs_only_that(pr
         outcome = project.snakemake("--cores", "1")
         assert outcome.returncode == 0, outcome.stdout + outcome.stderr
         assert json.loads((folder / "experiment.json").read_text())["baseline"] == names[0]
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_the_chosen_policy_is_evaluated_on_the_test_rows_and_its_completions_are_proven(project) -> None:
+    dev = {"generator": "rloo_pipeline.demo.arithmetic:problems", "options": {"split": "dev", "size": 50}}
+    arms = {"a": {}, "b": {"update.learning_rate": 1e-5}}
+    write(project, mini(**SMALL, dataset={"dev": dev}), arms=arms, seeds=[0], select={"by": "dev.pass@1"})
+    outcome = project.snakemake("--cores", "1")
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    folder = project.folder / "results" / "study"
+    [chosen] = read_artifact(folder / "selection.json")["chosen"]
+    summary = read_artifact(folder / "test" / "0" / "summary.json", policy=chosen["policy"])
+    assert read_artifact(folder / "test" / "0" / "proof.json", policy=chosen["policy"])["tokens"] > 0
+    table = tables.read(folder / "test" / "0" / "completions.parquet", "completions", policy=chosen["policy"], seed=0)
+    assert len(table) == summary["prompts"] * summary["num_generations"]
+    assert not list((folder / ".fence").iterdir()), "whoever writes the test holds the token of the experiment's folder"

@@ -93,9 +93,8 @@ def sides(
 
     def stage() -> int:
         derive.cache_clear()  # each round has seeds of its own
-        completions = groups.sample_groups(
-            sampler, config.dataset, config.rollout, groups.Draw(rows, SAMPLES, decoding, config.seed, ("bench",))
-        )[0]
+        draw = groups.Draw(rows, SAMPLES, decoding, config.seed, ("bench",))
+        [completions] = groups.sample_groups(sampler, config, draw)
         tables.write(folder / "table.parquet", completions, tables.ROLLOUTS, "rollouts", run="bench", round=1)
         return sum(map(len, completions["completion_ids"]))
 

@@ -4,18 +4,17 @@ from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 
-from rloo_pipeline import snakemake_ext
 from rloo_pipeline.config.loading import refuse_bad_files
 from rloo_pipeline.config.provenance import source_digest
 from rloo_pipeline.config.run_set import runs_of
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.snakemake_ext import configfiles
+from rloo_pipeline.snakemake_ext import configfiles, controller
 
 try:
     CONFIGFILES = list(map(Path, workflow.overwrite_configfiles))
     refuse_bad_files(map(Path, workflow.configfiles))  # including those that a Snakefile names
     configfiles.restore_values(config, workflow.config_settings.config, workflow.config_settings.config_args or ())
-    RUNS, CONTROLLER = snakemake_ext.install(
+    RUNS, CONTROLLER = controller.install(
         workflow,
         runs_of(
             config,

@@ -13,11 +13,9 @@ import json
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.artifacts.manifest import digest as digest_of
-from rloo_pipeline.artifacts.model_files import SELF_CHECK
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError, one_line
@@ -25,6 +23,7 @@ from rloo_pipeline.training import model_support
 from rloo_pipeline.training.batch_forms import FORMS, Packed
 from rloo_pipeline.training.kernels import attention
 from rloo_pipeline.training.self_check import against_plain, small
+from rloo_pipeline.training.self_check.against_plain import SelfCheck
 from rloo_pipeline.training.self_check.small import Unsuitable
 
 LOGPS, GRADIENT = 1e-3, 1e-2
@@ -36,37 +35,6 @@ IGNORED_KEYS = {"_name_or_path", "architectures", "dtype", "torch_dtype", "trans
 """Configuration keys that do not change a float32 result."""
 Prepare = Callable[[Any], None]
 _results: dict[str, SelfCheck] = {}
-
-
-class SelfCheck(NamedTuple):
-    """Result of a check."""
-
-    model: str
-    """Class name."""
-    logps: float
-    """Largest difference of a token's log-prob, nats."""
-    gradient: float
-    """Largest relative difference of a parameter's gradient."""
-    parameter: str
-    """Name of that parameter."""
-    digest: str
-    """Digest of configuration, code and library versions."""
-    form: str = "packed"
-    """Name of the form in `batch_forms`."""
-    why: str = ""
-    """The reason a faster form is not used; empty for the fastest."""
-    images: bool = False
-    """True if the sequences of the check had images in their prompts."""
-
-    @property
-    def slow(self) -> str:
-        """Describes a form that is slower than packed, and why it is needed; empty for packed."""
-        speed = FORMS[self.form].speed
-        return f"{speed} ({self.why})" if speed else ""
-
-    def write(self, folder: Path) -> None:
-        """Writes the result into a policy's folder."""
-        write_json(folder / SELF_CHECK, self._asdict())
 
 
 def load_or_run(policy: Policy, images: bool | None = None) -> SelfCheck:
@@ -141,12 +109,12 @@ def run(
 
 def _checked_form(plain: against_plain.PlainModel, form: Packed, prepare: Prepare | None) -> SelfCheck:
     """The result for a form that is right; raises `Unsuitable` for another one."""
-    difference = plain.compare(form, prepare)
-    if difference.logps <= LOGPS and difference.gradient <= GRADIENT:  # not NaN
-        return SelfCheck(*difference, digest="", form=form.name)
+    result = plain.compare(form, prepare)
+    if result.logps <= LOGPS and result.gradient <= GRADIENT:  # not NaN
+        return result
     raise Unsuitable(
-        f"{form.name}, log-probs differ by up to {difference.logps:.2g} nats and the gradient of "
-        f"{difference.parameter} by {difference.gradient:.2g} of itself"
+        f"{form.name}, log-probs differ by up to {result.logps:.2g} nats and the gradient of "
+        f"{result.parameter} by {result.gradient:.2g} of itself"
     )
 
 

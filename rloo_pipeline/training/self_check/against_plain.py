@@ -1,14 +1,17 @@
 """Compares log-probs and gradients of a form of batch with those of plain transformers, one sequence at a time."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rloo_pipeline.artifacts import vision
+from rloo_pipeline.artifacts.files import write_json
+from rloo_pipeline.artifacts.model_files import SELF_CHECK
 from rloo_pipeline.training import model_support, plain_model
-from rloo_pipeline.training.batch_forms import Packed
+from rloo_pipeline.training.batch_forms import FORMS, Packed
 from rloo_pipeline.training.kernels import attention, lm_head
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.model_support import LengthLimit
@@ -23,8 +26,8 @@ in the other prompt. A model whose images all have one size gets as many of that
 """
 
 
-class Difference(NamedTuple):
-    """Differences between a form of batch and plain transformers."""
+class SelfCheck(NamedTuple):
+    """The largest differences between a form of batch and plain transformers, as `self_check.json` holds them."""
 
     model: str
     """Class name."""
@@ -34,6 +37,24 @@ class Difference(NamedTuple):
     """Largest difference of a parameter's gradient, divided by its norm (at least a hundredth of the largest norm)."""
     parameter: str
     """Name of that parameter."""
+    digest: str = ""
+    """Digest of configuration, code and library versions."""
+    form: str = "packed"
+    """Name of the form in `batch_forms`."""
+    why: str = ""
+    """The reason a faster form is not used; empty for the fastest."""
+    images: bool = False
+    """True if the sequences of the check had images in their prompts."""
+
+    @property
+    def slow(self) -> str:
+        """Describes a form that is slower than packed, and why it is needed; empty for packed."""
+        speed = FORMS[self.form].speed
+        return f"{speed} ({self.why})" if speed else ""
+
+    def write(self, folder: Path) -> None:
+        """Writes the result into a policy's folder."""
+        write_json(folder / SELF_CHECK, self._asdict())
 
 
 class PlainModel:
@@ -60,7 +81,7 @@ class PlainModel:
         self.logps = _one_by_one(self.model, self.sequences)
         self.causal_within = _difference_without_rest(self.model, self.sequences, self.logps)
 
-    def compare(self, form: Packed, prepare: Callable[[Any], None] | None = None) -> Difference:
+    def compare(self, form: Packed, prepare: Callable[[Any], None] | None = None) -> SelfCheck:
         """The differences of a form of batch, in a copy that `prepare` may move and change."""
         model = small.build(self.config, self.trust_remote_code, form.attention)
         model.load_state_dict(self.model.state_dict())
@@ -69,7 +90,7 @@ class PlainModel:
             prepare(model)
         logps = _in_form(model.train(), self.sequences, form)
         largest = max(float((a - b).abs().max()) for a, b in zip(logps, self.logps, strict=True))
-        return Difference(type(model).__name__, largest, *_gradients(model, self.model))
+        return SelfCheck(type(model).__name__, largest, *_gradients(model, self.model), form=form.name)
 
 
 def probe(config: Any, limit: LengthLimit | None) -> Sequences:

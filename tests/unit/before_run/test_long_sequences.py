@@ -14,7 +14,7 @@ from rloo_pipeline.before_run.memory import MicroBatch, RunMemory
 from rloo_pipeline.commands import plan_gpus
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import load
-from rloo_pipeline.training.self_check import SelfCheck
+from rloo_pipeline.training.self_check.against_plain import SelfCheck
 
 H100 = cards.card_of("h100")
 LONG = load(ROOT / "config" / "long-context.yaml")

@@ -17,9 +17,9 @@ import pytest
 from torch.distributed import DistStoreError
 
 from rloo_pipeline import __main__ as entry
-from rloo_pipeline import snakemake_ext
 from rloo_pipeline.cli import main
 from rloo_pipeline.errors import UserError, explain
+from rloo_pipeline.snakemake_ext import controller
 from rloo_pipeline.workers import client
 
 
@@ -113,20 +113,20 @@ def test_a_package_that_the_light_controller_lacks_gives_a_one_line_error() -> N
     assert explain(missing).startswith("pyarrow is not installed here; use the environment of `make setup`")
     of_transformers = ModuleNotFoundError("Could not import module 'Qwen3ForCausalLM'. Are this object's requirements")
     assert explain(of_transformers).startswith("unexpected ModuleNotFoundError: Could not import module 'Qwen3For")
-    with pytest.raises(UserError, match="pyarrow is not installed here"), snakemake_ext._file_errors_explained():
+    with pytest.raises(UserError, match="pyarrow is not installed here"), controller._file_errors_explained():
         raise missing
 
 
 def test_a_read_only_results_folder_gives_a_one_line_error() -> None:
     denied = OSError(errno.EROFS, "Read-only file system", "results/mine")
     sentence = r"^results/mine: Read-only file system; change its permissions"
-    with pytest.raises(UserError, match=sentence), snakemake_ext._file_errors_explained():
+    with pytest.raises(UserError, match=sentence), controller._file_errors_explained():
         raise denied
     stale = OSError(errno.ESTALE, "Stale file handle", "results/mine")
     failed = r"^results/mine: the file system failed"
-    with pytest.raises(UserError, match=failed), snakemake_ext._file_errors_explained():
+    with pytest.raises(UserError, match=failed), controller._file_errors_explained():
         raise stale
-    with pytest.raises(FileNotFoundError), snakemake_ext._file_errors_explained():
+    with pytest.raises(FileNotFoundError), controller._file_errors_explained():
         raise FileNotFoundError(errno.ENOENT, "No such file", "x")
     of_network = RuntimeError("NCCL error: Call to ibv_reg_mr_iova2 failed with error Input/output error")
     assert explain(of_network).startswith("unexpected RuntimeError: NCCL error")
@@ -174,7 +174,7 @@ def test_a_log_that_cannot_be_written_is_one_line(tmp_path) -> None:
 
 def test_a_full_working_folder_gives_a_one_line_error_without_tracebacks_of_snakemakes_log(monkeypatch, capfd) -> None:
     monkeypatch.setattr(logging, "raiseExceptions", True)
-    with snakemake_ext._file_errors_explained():
+    with controller._file_errors_explained():
         pass
     full = Mock(write=Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     logging.StreamHandler(full).emit(logging.makeLogRecord({"msg": "Error in rule update"}))  # later in the run
@@ -182,7 +182,7 @@ def test_a_full_working_folder_gives_a_one_line_error_without_tracebacks_of_snak
     assert capfd.readouterr().err == ""
     monkeypatch.setattr(logging, "raiseExceptions", True)
     sentence = f"^no space left while writing {Path.cwd()}: free some disk"
-    with pytest.raises(UserError, match=sentence), snakemake_ext._file_errors_explained():
+    with pytest.raises(UserError, match=sentence), controller._file_errors_explained():
         raise OSError(errno.ENOSPC, "No space left on device")
     assert not logging.raiseExceptions
 

@@ -212,6 +212,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     ),
     "artifacts.node_files": NODE,
     "artifacts.policy.Policy.verify": NODE,
+    "artifacts.policy.chosen_of": STAGES_FILE,
     "artifacts.policy.Policy.transformers_config": (
         Case("transformers cannot read this", model=edited("config.json", hidden_size="x"), checks=MODEL),
     ),

@@ -64,7 +64,7 @@ def play(folder: Path, train: PromptSet, shards: int) -> list[Path]:
         for shard in range(shards):
             draw = partial.groups_of_shard(config, train, begins, round_, shard, before)
             engine: Any = Engine(round_)
-            [table] = groups.sample_groups(engine, config.dataset, config.rollout, draw)
+            [table] = groups.sample_groups(engine, config, draw)
             written.append(folder / f"{round_}-{shard}.parquet")
             about = {"round": round_, "shard": shard, "seed": config.seed, "policy_round": round_ - 1}
             tables.write(written[-1], table, tables.IN_SEGMENTS, "rollouts", **about)

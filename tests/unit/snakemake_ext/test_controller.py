@@ -30,7 +30,6 @@ from rloo_pipeline.judging.run_files import is_finished
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.snakemake_ext import (
     call_checks,
-    dag_messages,
     early_stop,
     locks,
     lost_metadata,
@@ -38,6 +37,7 @@ from rloo_pipeline.snakemake_ext import (
     run_folders,
     steps,
 )
+from rloo_pipeline.snakemake_ext import controller as controllers
 from rloo_pipeline.snakemake_ext.controller import Controller
 from rloo_pipeline.snakemake_ext.snakemake_call import shortened
 
@@ -185,7 +185,7 @@ def test_a_dry_run_says_what_a_run_would_refuse_and_takes_no_lock(monkeypatch, s
         monkeypatch.setattr(planning, name, MagicMock())
     for name in ("find_all_jobs", "prepare_jobs"):
         monkeypatch.setattr(planning, name, lambda: None)
-    for part in (call_checks, dag_messages):
+    for part in (call_checks, controllers):
         monkeypatch.setattr(part, "logger", SimpleNamespace(warning=said.append))
     monkeypatch.setattr(locks, "hold", lambda *_: pytest.fail("the lock was taken"))
     workflow, run = starting.workflow, Path("results/mini")
@@ -269,8 +269,8 @@ def test_what_snakemake_says_before_and_instead_of_a_dag(starting) -> None:
     called = list[str]()
     starting.workflow._onstart = starting.workflow._onerror = called.append
     said = [logging.makeLogRecord({"msg": text}) for text in ("Building DAG of jobs...", str(LockException()))]
-    hooks = lambda: called.append("our start"), lambda: called.append("our end")
-    assert all(dag_messages.on_message(starting, hooks, record) for record in said)
+    starting.start, starting.fail = lambda: called.append("our start"), lambda: called.append("our end")
+    assert all(map(starting.on_message, said))
     starting.workflow._onstart("the Snakefile's start")
     starting.workflow._onerror("the Snakefile's end")
     assert called == ["our start", "the Snakefile's start", "our end", "the Snakefile's end"]

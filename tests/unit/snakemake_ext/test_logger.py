@@ -25,7 +25,8 @@ from rloo_pipeline import errors
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.config import Config
 from rloo_pipeline.runtime import scratch
-from rloo_pipeline.snakemake_ext import configfiles, dag_messages, dry_run, failures, lost_metadata
+from rloo_pipeline.snakemake_ext import configfiles, dry_run, failures, lost_metadata
+from rloo_pipeline.snakemake_ext.controller import Controller
 from rloo_pipeline.snakemake_ext.logger import LogHandler, LogHandlerSettings
 from rloo_pipeline.snakemake_ext.run_display import RunDisplay
 from rloo_pipeline.snakemake_ext.stage_lines import StageLines
@@ -173,7 +174,7 @@ def test_a_call_that_is_refused_though_no_job_is_left_ends_with_one_sentence(tmp
     monkeypatch.setattr(lost_metadata, "kept", lambda _: "a file was replaced")
     record = logging.makeLogRecord({"msg": "Nothing to be done."})
     with pytest.raises(WorkflowError) as refusal:
-        dag_messages.on_message(SimpleNamespace(workflow=SimpleNamespace(dryrun=False)), (print, print), record)
+        Controller.on_message(SimpleNamespace(workflow=SimpleNamespace(dryrun=False)), record)
     call.event(format_exception_to_string(refusal.value), logging.ERROR, event=LogEvent.ERROR)
     assert capfd.readouterr().err.splitlines()[-1] == "Error: a file was replaced"
 

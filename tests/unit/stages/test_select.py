@@ -7,8 +7,8 @@ import yaml
 from helpers import mini
 
 from rloo_pipeline.artifacts.files import read_artifact, write_json
+from rloo_pipeline.artifacts.policy import chosen_of
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.stages.evaluate_chosen import chosen_of
 from rloo_pipeline.stages.select import select
 
 DEV = {"generator": "rloo_pipeline.demo.arithmetic:problems", "options": {"split": "dev", "size": 50}}
@@ -28,7 +28,7 @@ def write_run(run: Path, seed: int, *values: float, prompts: int = 50) -> None:
 def choose(folder: Path, runs: dict[str, tuple[float, ...]]) -> dict:
     for name, values in runs.items():
         write_run(folder / name, int(name.rpartition("/")[2]), *values)
-    select([folder / name for name in runs], folder / "selection.json")
+    select(folder / "selection.json", [*runs])
     return read_artifact(folder / "selection.json")
 
 
@@ -55,7 +55,7 @@ def test_the_first_of_several_equal_ones_is_chosen_and_the_others_are_named(tmp_
 
 def test_a_single_run_chooses_its_round(tmp_path) -> None:
     write_run(tmp_path / "run", 3, 0.5, 0.8, 0.6)
-    select([tmp_path / "run"], tmp_path / "run" / "selection.json")
+    select(tmp_path / "run" / "selection.json", ["."])
     chosen = read_artifact(tmp_path / "run" / "selection.json")
     assert (chosen["arm"], chosen["chosen"][0]["round"]) == (None, 2)
     assert chosen_of(tmp_path / "run" / "selection.json", 3).run == tmp_path / "run"
@@ -65,7 +65,7 @@ def test_what_an_earlier_training_left_beside_an_evaluation_is_no_reason_to_fail
     write_run(tmp_path / "run", 3, 0.5, 0.8, 0.6)
     for part in ("distance", "harness"):
         write_json(tmp_path / "run" / "evaluation" / "final" / f"{part}.json", {"policy": "of the training before"})
-    select([tmp_path / "run"], tmp_path / "run" / "selection.json")
+    select(tmp_path / "run" / "selection.json", ["."])
     assert read_artifact(tmp_path / "run" / "selection.json")["chosen"][0]["round"] == 2
 
 
@@ -73,4 +73,4 @@ def test_evaluations_of_other_prompts_are_refused(tmp_path) -> None:
     write_run(tmp_path / "a/0", 0, 0.5)
     write_run(tmp_path / "b/0", 0, 0.5, prompts=49)
     with pytest.raises(UserError, match=r"b/0 was evaluated on 49 prompts of dataset.dev and a/0 on 50"):
-        select([tmp_path / "a/0", tmp_path / "b/0"], tmp_path / "selection.json")
+        select(tmp_path / "selection.json", ["a/0", "b/0"])
