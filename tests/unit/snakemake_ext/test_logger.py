@@ -375,7 +375,7 @@ def params(before: object, now: object) -> dict[str, ParamsChange]:
         (params(BEFORE, BEFORE | {"report": {"title": "C"}}), "report.title: A; now: B → C"),
         (params(BEFORE, BEFORE | {"rewards": [{"weight": 2.0}]}), "rewards[0].weight: 1.0 → 2.0"),
         (params(BEFORE, BEFORE | {"new": None}), "new: (not set) → None"),
-        (params("abc", "abd"), "the stage's source code has changed"),
+        (params("abc", "abd"), "the code of the stage, or of your functions, has changed"),
         (params(SimpleNamespace(), 1), "other parameters"),
         (params(["wandb"], ["mlflow"]), "other parameters"),
         (params([{"seed": 1}, {"seed": 2}], [{"seed": 3}, {"seed": 2}]), "seed: 1 → 3"),
