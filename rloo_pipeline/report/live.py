@@ -15,9 +15,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
+from rloo_pipeline.artifacts.files import read_artifact
 from rloo_pipeline.judging.diagnosis import Symptom, showing
 from rloo_pipeline.judging.run_files import RunFiles
-from rloo_pipeline.report.live_run import COLUMNS, CurvesOfRun, LiveRun, Row, Values, clock, seconds_left_of
+from rloo_pipeline.report.live_run import COLUMNS, CurvesOfRun, LiveRun, Row, Values, clock, outcome, seconds_left_of
 from rloo_pipeline.report.run_progress import SILENT, Progress, Sample, Stage, Working, sample_of
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -93,7 +94,8 @@ def watched(run: RunFiles, progress: Progress, ended: bool = False) -> Renderabl
         state = Text("  has ended; the command that started it continues it", "red")
     elif not progress.working:
         state = Text("  between two jobs, or not running", "yellow")
-    details = ["", _curves(run), *_diagnosis(showing(run.symptoms(since=len(run.rounds)), len(run.rounds))), ""]
+    gain = [outcome(read_artifact(run.folder / "summary.json"))] if progress.finished else []
+    details = [*gain, "", _curves(run), *_diagnosis(showing(run.symptoms(since=len(run.rounds)), len(run.rounds))), ""]
     jobs = map(_working, progress.working)
     view = frame([LiveRun(run)], progress.stages, jobs, ROUNDS, state, details)
     sample = sample_of(run)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import yaml
 
@@ -205,6 +205,16 @@ def header(config: Config, run: Path, log: str | None) -> list[tuple[str, str]]:
         ("page", str(run / "report.html")),
     ]
     return [*lines, ("Snakemake's log", log)] if log else lines
+
+
+def outcome(summary: Mapping[str, Any]) -> str:
+    """The gain of a finished run in one line, from its summary.json."""
+    before, after = summary["warmstart"]["accuracy"], summary["final"]["accuracy"]
+    low, high = summary["gain_ci95"]
+    return (
+        f"held-out pass@1 {before:.1%} -> {after:.1%}: gain {100 * summary['gain']:+.1f} points (95% "
+        f"interval {100 * low:+.1f} to {100 * high:+.1f})"
+    )
 
 
 def sentence(row: Row, rounds: int, seconds_left: float | None) -> str:

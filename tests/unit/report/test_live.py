@@ -15,7 +15,7 @@ from rich.console import RenderableType
 from synthetic_runs import configuration, finish_run, train_again, write_config, write_log, write_prompts
 
 from rloo_pipeline.artifacts import tables
-from rloo_pipeline.artifacts.files import write_json
+from rloo_pipeline.artifacts.files import read_artifact, write_json
 from rloo_pipeline.cluster import slurm
 from rloo_pipeline.cluster.slurm import SlurmJob
 from rloo_pipeline.commands import watch
@@ -61,6 +61,16 @@ def shown(run: Path) -> str:
     with mock.patch("time.time", return_value=STARTED + 310):
         console.print(watched(files, progress_of(files)))
     return console.file.getvalue()
+
+
+def test_a_finished_run_shows_its_gain(finished_run) -> None:
+    summary = read_artifact(finished_run / "summary.json")
+    words = shown(finished_run)
+    assert (
+        f"held-out pass@1 {summary['warmstart']['accuracy']:.1%} -> {summary['final']['accuracy']:.1%}: gain " in words
+    )
+    (finished_run / "summary.json").unlink()
+    assert "held-out pass@1" not in shown(finished_run)
 
 
 def test_with_a_lag_rollouts_beside_the_update_are_shown(tmp_path) -> None:
