@@ -200,8 +200,14 @@ def frame_of_runs(runs: Sequence[CurvesOfRun], width: int) -> RenderableType:
         width: width of the terminal in columns.
     """
     marks = _marks(len(runs))
-    lines = [((mark, run.name, run.rounds), run.latest) for mark, run in zip(marks, runs, strict=True)]
-    before = (Column(""), Column("run", overflow="fold"), Column("rounds", justify="right", no_wrap=True))
+    before = [Column(""), Column("run", overflow="fold"), Column("rounds", justify="right", no_wrap=True)]
+    finals = ["" if run.final is None else f"{run.final:.1%}" for run in runs]
+    if any(finals):
+        before.append(Column("final pass@1", justify="right", no_wrap=True))
+    cells = [
+        (mark, run.name, run.rounds, final)[: len(before)] for mark, run, final in zip(marks, runs, finals, strict=True)
+    ]
+    lines = [(each, run.latest) for each, run in zip(cells, runs, strict=True)]
     parts: list[RenderableType] = [_table(lines, len(lines), *before)]
     measures = (("reward", [run.reward for run in runs], ".3g"), ("held-out", [run.held_out for run in runs], ".1%"))
     for title, curves, form in measures:

@@ -73,6 +73,16 @@ def test_a_finished_run_shows_its_gain(finished_run) -> None:
     assert "held-out pass@1" not in shown(finished_run)
 
 
+def test_several_finished_runs_show_the_accuracy_of_their_final_policies(finished_run) -> None:
+    """Their curves may be of a few of the held-out prompts."""
+    right = f"{read_artifact(finished_run / 'summary.json')['final']['accuracy']:.1%}"
+    lines = printed(watch.watch, [finished_run, finished_run], once=True, every=1.0, width=100).splitlines()
+    assert "final pass@1" in lines[0]
+    assert all(right in line for line in lines[1:3])
+    (finished_run / "summary.json").unlink()
+    assert "final" not in printed(watch.watch, [finished_run, finished_run], once=True, every=1.0, width=100)
+
+
 def test_with_a_lag_rollouts_beside_the_update_are_shown(tmp_path) -> None:
     run = write_run(tmp_path / "run", 2)
     working = {"update/00003.log": "update", "rollout/00004-000.log": "rollout", "refill/00004.log": "refill"}
