@@ -93,7 +93,9 @@ def watched(run: RunFiles, progress: Progress, ended: bool = False) -> Renderabl
     elif ended:
         state = Text("  has ended; the command that started it continues it", "red")
     elif not progress.working:
-        state = Text("  between two jobs, or not running", "yellow")
+        copied = "; if it was copied without times, `rloo adopt` accepts it"
+        known = (run.folder / "summary.json").exists()
+        state = Text(f"  between two jobs, or not running{copied if known else ''}", "yellow")
     gain = [outcome(read_artifact(run.folder / "summary.json"))] if progress.finished else []
     details = [*gain, "", _curves(run), *_diagnosis(showing(run.symptoms(since=len(run.rounds)), len(run.rounds))), ""]
     jobs = map(_working, progress.working)

@@ -69,8 +69,11 @@ def test_a_finished_run_shows_its_gain(finished_run) -> None:
     assert (
         f"held-out pass@1 {summary['warmstart']['accuracy']:.1%} -> {summary['final']['accuracy']:.1%}: gain " in words
     )
+    os.utime(finished_run / "summary.json", (0, 0))
+    assert "if it was copied without times, `rloo adopt` accepts it" in shown(finished_run)
     (finished_run / "summary.json").unlink()
-    assert "held-out pass@1" not in shown(finished_run)
+    assert "held-out pass@1" not in (words := shown(finished_run))
+    assert "copied" not in words
 
 
 def test_several_finished_runs_show_the_accuracy_of_their_final_policies(finished_run) -> None:
