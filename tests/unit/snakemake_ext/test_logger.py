@@ -391,6 +391,14 @@ def test_a_reason_in_words(reason, text) -> None:
     assert dry_run.explain([planned("report", **reason)]) == [f"{text}: 1 job (report)"]
 
 
+def test_files_of_the_run_that_are_newer_may_be_a_copys(tmp_path) -> None:
+    def lines(newer: str) -> list[str]:
+        return list(dry_run.lines([planned("rollout", updated_input={newer})], [tmp_path]))
+
+    assert any("copied without times, `rloo adopt`" in line for line in lines(f"{tmp_path}/prompts"))
+    assert not any("rloo adopt" in line for line in lines("data.jsonl"))
+
+
 def test_jobs_are_counted_by_their_reason() -> None:
     jobs = [
         planned("report", updated_input_run={"b"}),
