@@ -66,7 +66,11 @@ def functions(arms: Mapping[str, Sequence[FinishedRun]]) -> list[Chart]:
     """A chart of each reward function and monitor; none if the only function is the reward."""
     rewards = {reward.column: None for runs in arms.values() for run in runs for reward in run.config.rewards}
     return [
-        REWARD_OF_ARMS._replace(title=f"{name} by round", lines={f"rewards/{name}/mean": name})
+        REWARD_OF_ARMS._replace(
+            title=f"{name} by round",
+            caption="The same of this reward function alone.",
+            lines={f"rewards/{name}/mean": name},
+        )
         for name in (rewards if len(rewards) > 1 else ())
     ]
 
