@@ -44,6 +44,8 @@ def source_of(reference: str) -> Path | None:
         path = Path(module)
         if not frozen_functions.exists(path):
             suggestion = did_you_mean(path.name, (file.name for file in path.parent.glob("*.py"))) + unexpanded(module)
+            if copies := sorted(Path("results").glob(f"*/{frozen_functions.FOLDER}/{path.name}")):
+                suggestion = f"; a run has a copy to put there: {copies[-1]}"
             raise UserError(f"'{reference}': no file {path} (looked for from {Path.cwd()}){suggestion}")
         return path
     try:

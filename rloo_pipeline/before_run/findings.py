@@ -59,9 +59,9 @@ def show(findings: Iterable[Finding], console: Terminal) -> int:
     from rich.text import Text
 
     colours = {"ok": "green", "note": "yellow", "problem": "red"}
-    problems = 0
+    problems, width = 0, min(28, console.width // 4)
     for finding in findings:
-        columns = Column(width=len("problem")), Column(width=28, overflow="fold"), Column(overflow="fold")
+        columns = Column(width=len("problem")), Column(width=width, overflow="fold"), Column(overflow="fold")
         table = Table.grid(*columns, padding=(0, 2))
         status = "problem" if not finding.ok else "note" if finding.note else "ok"
         table.add_row(Text(status, colours[status]), Text(finding.subject), Text(finding.message))

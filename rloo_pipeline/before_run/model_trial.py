@@ -32,7 +32,7 @@ def model(inputs: RunInputs) -> Iterator[Finding]:
         found = _model(inputs)
         if found is None:
             name = inputs.config.model.name_or_path
-            message = f"{name} is not in the Hub's cache yet, so neither it nor its tokenizer was checked"
+            message = f"{name} is neither a folder here nor in the Hub's cache yet, so it was not checked"
             yield Finding("model", True, message, note=True)
         else:
             yield _finding(inputs, found)

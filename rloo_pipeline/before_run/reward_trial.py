@@ -144,7 +144,8 @@ def _call(
         message = f"{rows}: {failure}; the run would continue (see on_error and on_timeout of this reward)"
         return Finding(subject, True, message, note=True), scored.scores[0]
     if set(scored.scores) == {None}:
-        return Finding(subject, True, f"{rows}: None for all; does it find the columns it needs?", note=True), None
+        message = f"{rows}: None for all of the {len(samples)} rows tried; does it find the columns it needs?"
+        return Finding(subject, True, message, note=True), None
     scores = list(map(_text_of, scored.scores))
     parts = [f"'{WRONG_ANSWER}' {', '.join(scores[1::SAMPLES])}"]
     if inputs.has_solutions:

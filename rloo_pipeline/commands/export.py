@@ -12,6 +12,7 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import guard
+from rloo_pipeline.runtime.import_shims import hidden_packages
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.training import tokenizer_ids
 
@@ -41,7 +42,8 @@ def export(config: Config, run: Path, output: Path, merge: bool, number: int | N
         raise UserError(f"{folder}: an adapter, which only works together with its base; add --merge")
     with files.atomic_folder(output) as target:
         if policy.is_adapter:
-            _merge(policy, config.model.dtype, target)
+            with hidden_packages("deepspeed"):  # which warns that there is no GPU
+                _merge(policy, config.model.dtype, target)
         else:
             for name in manifest.file_names(folder):
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -60,9 +62,11 @@ def _merge(policy: Policy, dtype: str, target: Path) -> None:
         UserError: the adapter is on one of two layers that share weights, so it cannot be merged.
     """
     import torch
+    import transformers
 
     from rloo_pipeline.training import plain_model, policy_model, weight_files
 
+    transformers.logging.disable_progress_bar()
     model: Any = plain_model.load_plain(policy, "float32")
     ends = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     last = {name.rpartition(".")[2] for name in policy.adapter_modules}

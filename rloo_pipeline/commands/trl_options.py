@@ -6,10 +6,11 @@ An option that a script leaves out has TRL's default, which is written out if it
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from rloo_pipeline.commands import trl_tables as tables
 from rloo_pipeline.config.generation import REFUSED, STOPS, GenerationKwargs
+from rloo_pipeline.config.run_keys import TENSORBOARD, Tracker
 from rloo_pipeline.config.section import JSON
 from rloo_pipeline.errors import UserError, counted
 
@@ -70,6 +71,7 @@ class Translation:
         if kind == "GRPO":
             self._grpo()
         self._sampling(kwargs)
+        self._trackers()
         self._rest()
 
     def add(self, option: str, here: str, note: str = "") -> None:
@@ -300,6 +302,13 @@ class Translation:
                 self.add(option, "", "completions are always sampled here")
             elif not _samples(key) and value not in (None, False, tables.OFF.get(name, False)):
                 self.add(option, "", note)
+
+    def _trackers(self) -> None:
+        """Takes over the trackers that a run can write for."""
+        wanted = self.given.get("report_to") or ()
+        wanted = [wanted] if isinstance(wanted, str) else list(wanted)
+        if taken := [name for name in wanted if name in get_args(Tracker) and name != TENSORBOARD]:
+            self._set("report_to", "report_to", taken, "W&B is written offline" if "wandb" in taken else "")
 
     def _rest(self) -> None:
         """Adds rows for options that have no key."""

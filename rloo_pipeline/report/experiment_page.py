@@ -1,6 +1,6 @@
 """Renders experiment.html, one self-contained page that shows an experiment arm by arm."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import isclose
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def render(summary: JSON, experiment: FinishedExperiment, folder: Path) -> str:
         fewest_for_iqm=FEWEST_FOR_IQM,
         charts=[
             (chart, figure_of_arms(chart, {arm: [of(run) for run in runs] for arm, runs in arms.items()}))
-            for chart, of in CHARTS
+            for chart, of in [*CHARTS, *((chart, _rounds) for chart in functions(arms))]
         ],
     )
 
@@ -60,6 +60,23 @@ def _estimate(row: JSON) -> JSON:
     """An arm's interval; if it has none, the range over its seeds."""
     values = row["accuracies"]
     return {"ci95": row["mean"]["ci95"] or (min(values), max(values))}
+
+
+def functions(arms: Mapping[str, Sequence[FinishedRun]]) -> list[Chart]:
+    """A chart of each reward function and monitor; none if the only function is the reward."""
+    rewards = {reward.column: None for runs in arms.values() for run in runs for reward in run.config.rewards}
+    return [
+        REWARD_OF_ARMS._replace(
+            title=f"{name} by round",
+            caption="The same of this reward function alone.",
+            lines={f"rewards/{name}/mean": name},
+        )
+        for name in (rewards if len(rewards) > 1 else ())
+    ]
+
+
+def _rounds(run: FinishedRun) -> Rounds:
+    return run.rounds
 
 
 def _evaluations(run: FinishedRun) -> list[Mapping[str, float | None]]:
@@ -81,7 +98,7 @@ def _each_round(run: FinishedRun) -> list[Mapping[str, float | None]]:
 CHARTS: tuple[tuple[Chart, Callable[[FinishedRun], Rounds]], ...] = (
     (HELD_OUT._replace(height=HEIGHT_OF_FIRST), _evaluations),
     (EACH_ROUND, _each_round),
-    (REWARD_OF_ARMS, lambda run: run.rounds),
+    (REWARD_OF_ARMS, _rounds),
 )
 """The charts, each with the function for a run's values."""
 

@@ -15,9 +15,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
+from rloo_pipeline.artifacts.files import read_artifact
 from rloo_pipeline.judging.diagnosis import Symptom, showing
 from rloo_pipeline.judging.run_files import RunFiles
-from rloo_pipeline.report.live_run import COLUMNS, CurvesOfRun, LiveRun, Row, Values, clock, seconds_left_of
+from rloo_pipeline.report.live_run import COLUMNS, CurvesOfRun, LiveRun, Row, Values, clock, outcome, seconds_left_of
 from rloo_pipeline.report.run_progress import SILENT, Progress, Sample, Stage, Working, sample_of
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -92,8 +93,11 @@ def watched(run: RunFiles, progress: Progress, ended: bool = False) -> Renderabl
     elif ended:
         state = Text("  has ended; the command that started it continues it", "red")
     elif not progress.working:
-        state = Text("  between two jobs, or not running", "yellow")
-    details = ["", _curves(run), *_diagnosis(showing(run.symptoms(since=len(run.rounds)), len(run.rounds))), ""]
+        copied = "; if it was copied without times, `rloo adopt` accepts it"
+        known = (run.folder / "summary.json").exists()
+        state = Text(f"  between two jobs, or not running{copied if known else ''}", "yellow")
+    gain = [outcome(read_artifact(run.folder / "summary.json"))] if progress.finished else []
+    details = [*gain, "", _curves(run), *_diagnosis(showing(run.symptoms(since=len(run.rounds)), len(run.rounds))), ""]
     jobs = map(_working, progress.working)
     view = frame([LiveRun(run)], progress.stages, jobs, ROUNDS, state, details)
     sample = sample_of(run)
@@ -198,8 +202,14 @@ def frame_of_runs(runs: Sequence[CurvesOfRun], width: int) -> RenderableType:
         width: width of the terminal in columns.
     """
     marks = _marks(len(runs))
-    lines = [((mark, run.name, run.rounds), run.latest) for mark, run in zip(marks, runs, strict=True)]
-    before = (Column(""), Column("run", overflow="fold"), Column("rounds", justify="right", no_wrap=True))
+    before = [Column(""), Column("run", overflow="fold"), Column("rounds", justify="right", no_wrap=True)]
+    finals = ["" if run.final is None else f"{run.final:.1%}" for run in runs]
+    if any(finals):
+        before.append(Column("final pass@1", justify="right", no_wrap=True))
+    cells = [
+        (mark, run.name, run.rounds, final)[: len(before)] for mark, run, final in zip(marks, runs, finals, strict=True)
+    ]
+    lines = [(each, run.latest) for each, run in zip(cells, runs, strict=True)]
     parts: list[RenderableType] = [_table(lines, len(lines), *before)]
     measures = (("reward", [run.reward for run in runs], ".3g"), ("held-out", [run.held_out for run in runs], ".1%"))
     for title, curves, form in measures:

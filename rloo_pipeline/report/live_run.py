@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import yaml
 
@@ -139,6 +139,8 @@ class CurvesOfRun(NamedTuple):
     held_out: Values
     """Held-out accuracy by the round of the policy."""
     is_finished: bool
+    final: float | None
+    """Accuracy of the final policies on all held-out prompts, if all runs are finished."""
 
     @property
     def latest(self) -> Row:
@@ -174,7 +176,10 @@ def _mean(name: str, runs: Sequence[RunFiles]) -> CurvesOfRun:
     finished = bool(runs) and all(run_files.is_finished(run.folder, run.config) for run in runs)
     done, planned = sum(len(run.rounds) for run in runs), sum(run.config.rounds for run in runs)
     rounds = f"{done} of {planned}" if runs else "not begun"
-    return CurvesOfRun(name, rounds, _over(rewards), _over([run.accuracies() for run in runs]), finished)
+    held_out = _over([run.accuracies() for run in runs])
+    last = [run.evaluations().get(run.config.rounds) for run in runs] if finished else []
+    final = fmean(each["accuracy"] for each in last if each) if last and all(last) else None
+    return CurvesOfRun(name, rounds, _over(rewards), held_out, finished, final)
 
 
 def _over(curves: Sequence[Values]) -> Values:
@@ -205,6 +210,16 @@ def header(config: Config, run: Path, log: str | None) -> list[tuple[str, str]]:
         ("page", str(run / "report.html")),
     ]
     return [*lines, ("Snakemake's log", log)] if log else lines
+
+
+def outcome(summary: Mapping[str, Any]) -> str:
+    """The gain of a finished run in one line, from its summary.json."""
+    before, after = summary["warmstart"]["accuracy"], summary["final"]["accuracy"]
+    low, high = summary["gain_ci95"]
+    return (
+        f"held-out pass@1 {before:.1%} -> {after:.1%}: gain {100 * summary['gain']:+.1f} points (95% "
+        f"interval {100 * low:+.1f} to {100 * high:+.1f})"
+    )
 
 
 def sentence(row: Row, rounds: int, seconds_left: float | None) -> str:

@@ -18,10 +18,16 @@ from rloo_pipeline.runtime import cost, progress, ranks
 
 
 class _PrintableFormatter(logging.Formatter):
-    """Formats messages and tracebacks without control characters, since they may quote a model's text."""
+    """Formats messages and tracebacks without control characters, since they may quote a model's text. A name of a run
+    stands before all but errors, which Snakemake's process recognizes.
+    """
+
+    def __init__(self, form: str, run: str = "") -> None:
+        super().__init__(form)
+        self._before = f"{run}: " if run else ""
 
     def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
+        return printable((self._before if record.levelno < logging.ERROR else "") + super().format(record))
 
 
 def has_reader() -> bool:
@@ -90,7 +96,16 @@ def route_output(log: Path | None) -> None:
         to_log.setFormatter(_PrintableFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         root.addHandler(to_log)
     if rank in (None, "0"):
-        logger.addHandler(_terminal_handler())
+        logger.addHandler(_terminal_handler(_run_of(log)))
+
+
+def _run_of(log: Path | None) -> str:
+    """The run of an experiment that a stage's log belongs to, such as `sums/plain/0`; empty for a single run."""
+    parts = () if log is None or log.is_absolute() else log.parts  # Snakemake gives a relative path
+    if not {"results", "logs"} <= set(parts):
+        return ""
+    names = parts[parts.index("results") + 1 : parts.index("logs")]
+    return "/".join(names) if len(names) > 1 else ""
 
 
 def _opened(terminal: Path) -> IO[str]:
@@ -114,13 +129,13 @@ def _redirect(log: Path) -> None:
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
 
 
-def _terminal_handler() -> logging.Handler:
+def _terminal_handler(run: str) -> logging.Handler:
     """A handler that prints through rich on a terminal, so that lines do not break a progress bar; plain otherwise."""
     console = progress.console
     handler: logging.Handler = logging.StreamHandler(console.file)
     if console.is_terminal:
         handler = RichHandler(console=console, show_path=False, show_time=False, show_level=False, markup=False)
-    handler.setFormatter(_PrintableFormatter("%(message)s"))
+    handler.setFormatter(_PrintableFormatter("%(message)s", run))
     of_launcher = ranks.FAILED in os.environ  # which shows the error of the rank that failed first
     handler.addFilter(lambda each: each.name != cost.LOGGER and not (of_launcher and each.levelno == logging.ERROR))
     return handler

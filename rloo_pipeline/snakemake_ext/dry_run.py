@@ -9,6 +9,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -48,12 +49,16 @@ def lines(jobs: Sequence[Any], runs: Sequence[Path]) -> Iterator[str]:
         return
     yield f"{counted(len(jobs), 'job')} would run:"
     yield from (f"  {line}" for line in explain(jobs))
+    newer = {Path(file) for job in jobs for file in _newer(job.dag.reason(job))}
+    if any(file.is_relative_to(run) for file in newer for run in runs):
+        yield "If the run was copied without times, `rloo adopt` with the same configuration accepts its files instead."
     by_name = {str(run): run for run in runs}
     logs = ((by_name.get(job.log[0].partition("/logs/")[0]), job.log[0]) for job in jobs if job.log)
     for run in runs:
         if (last := stopped_after(run)) is not None:
             yield f"{run}: a gate ended it after round {last}; later rounds run only if it lets them."
-    yield planned_time((run, log) for run, log in logs if run)  # a user's own rules have no log in a run's folder
+    # a user's own rules have no log in a run's folder
+    yield planned_time(((run, log) for run, log in logs if run), runs)
     yield "--logger-rloo-plain shows each job with its files and its command."
 
 
@@ -80,13 +85,18 @@ def _reasons(reason: Any) -> Iterator[str]:
         yield FORCED
         return
     yield from (text for name, text in SENTENCES.items() if getattr(reason, name))
-    if newer := reason.updated_input - reason.updated_input_run:
+    if newer := _newer(reason):
         yield f"newer input {_shortened(', '.join(sorted(newer)))}"
     if reason.params_changed:
         changes = _changes(reason.params_changed)
         yield ", ".join(changes[:MOST_CHANGES])
         if len(changes) > MOST_CHANGES:
             yield f"{len(changes) - MOST_CHANGES} more keys"
+
+
+def _newer(reason: Any) -> set[str]:
+    """Input files that are newer than the output and that no job of this call makes."""
+    return {*reason.updated_input} - {*reason.updated_input_run}
 
 
 def _changes(params: Any) -> list[str]:
@@ -110,7 +120,7 @@ def _differences(before: list[Any], now: list[Any]) -> Iterator[str]:
             lines.append(f"{key[1]}: {old_value} → {new_value}")
     yield from dict.fromkeys(lines)  # the same change in several runs once
     if any(isinstance(value, str) for value in [*before, *now]):
-        yield "the stage's source code has changed"
+        yield "the code of the stage, or of your functions, has changed"
 
 
 def _flat(parameters: Iterable[Any]) -> Iterator[tuple[tuple[int, str], Any]]:
@@ -144,24 +154,28 @@ def _shortened(text: str) -> str:
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
 
 
-def planned_time(logs: Iterable[tuple[Path, str]]) -> str:
+def planned_time(logs: Iterable[tuple[Path, str]], runs: Iterable[Path] = ()) -> str:
     """Says how much work the jobs are, and how many of them have no measurement.
 
     Args:
         logs: for each job, the run's folder and the job's log, whose name tells the kind of job.
+        runs: folders of all runs of the call; a new run of an experiment takes what the others took.
     """
     logs = list(logs)
-    measured = {run: _by_kind(report_jobs.jobs_of(run, ALL_ROUNDS)) for run in {run for run, _ in logs}}
-    known = [alike for run, log in logs if (alike := _similar_jobs(measured[run], run, log))]
+    jobs = {run: report_jobs.jobs_of(run, ALL_ROUNDS) for run in dict.fromkeys([*runs, *(run for run, _ in logs)])}
+    measured, of_all = {run: _by_kind(jobs[run]) for run in jobs}, _by_kind(list(chain(*jobs.values())))
+    alike = [_similar_jobs(measured[run], run, log) or _similar_jobs(of_all, run, log) for run, log in logs]
+    known = [similar for similar in alike if similar]
     unknown = len(logs) - len(known)
-    seconds = sum(fmean(job.seconds for job in alike) for alike in known)
-    gpu_seconds = sum(fmean(job.seconds * job.gpus for job in alike) for alike in known)
+    seconds = sum(fmean(job.seconds for job in similar) for similar in known)
+    gpu_seconds = sum(fmean(job.seconds * job.gpus for job in similar) for similar in known)
     if not known:
-        return "The time is unknown, since the run has not finished a similar job yet; `rloo plan` estimates it."
+        return "The time is unknown, since no similar job has finished yet; `rloo plan` estimates it."
     gpus = f", {gpu_seconds / 3600:.2f} GPU-hours" if gpu_seconds else ""
-    rest = f"; {unknown} of these jobs have no measurement yet" if unknown else ""
+    verb = "has" if unknown == 1 else "have"
+    rest = f"; {unknown} of these jobs {verb} no measurement yet" if unknown else ""
     hours = f"{seconds / 3600:.2f} hours{gpus}"
-    return f"About {clock(seconds)} of work ({hours}), judging by similar jobs of this run{rest}."
+    return f"About {clock(seconds)} of work ({hours}), judging by similar jobs{rest}."
 
 
 def _by_kind(jobs: Sequence[JobRecord]) -> dict[str, list[JobRecord]]:

@@ -189,23 +189,26 @@ def _distributions(evidence: Evidence) -> dict[str, Any]:
 
 
 def say_checks(verdicts: Verdicts) -> None:
-    """Shows the checks as a table on the terminal and in the log."""
+    """Shows the checks as a table on the terminal and in the log, and below it what to do about those that do not
+    pass.
+    """
     from rich.table import Table
 
     from rloo_pipeline.runtime.console import Terminal
 
     table = Table(show_edge=False)
-    for heading in ("check", "", "value", "limits", "advice"):
+    for heading in ("check", "", "value", "limits"):
         table.add_column(heading, overflow="fold", no_wrap=heading == "check")
     for check in verdicts:
         verdict = f"{check['verdict']}, accepted" if check["accepted"] else check["verdict"]
-        advice = "" if check["verdict"] == "pass" else check["advice"]
-        table.add_row(check["name"], verdict, check["shown"], threshold(check["limits"]), advice)
+        table.add_row(check["name"], verdict, check["shown"], threshold(check["limits"]))
     text = io.StringIO()
     # Snakemake's logger plugin sets COLUMNS if it passes the output of a stage on to a terminal
     width = progress.console.width if progress.console.is_terminal or "COLUMNS" in os.environ else 160
     Terminal(file=text, width=max(width, 80)).print(table)
-    progress.say("\n" + "\n".join(line.rstrip() for line in text.getvalue().splitlines()))
+    lines = [line.rstrip() for line in text.getvalue().splitlines()]
+    lines += [f"{one['name']}: {one['advice']}" for one in verdicts if one["verdict"] != "pass"]
+    progress.say("\n" + "\n".join(lines))
 
 
 def _mean_size(differences: Array | None) -> float | None:

@@ -10,6 +10,7 @@ from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part
 from rloo_pipeline.config import Config
+from rloo_pipeline.errors import counted
 from rloo_pipeline.judging.evaluation_summary import summarize_evaluation
 from rloo_pipeline.rollout import groups
 from rloo_pipeline.rollout.requests import SamplingConfig
@@ -61,8 +62,9 @@ def evaluate_on(
     facts["greedy"] = summarize_evaluation(config, likeliest, 1, 0.0) if with_greedy else None
     write_json(summary, {"policy": policy.digest, "evaluated": name, **facts})
     low, high = facts["ci95"]
+    title = f"policy {int(name)}" if name.isdecimal() else name
     greedy_text = f"; greedy {facts['greedy']['accuracy']:.1%}" if with_greedy else ""
     say(
-        f"{name}: pass@1 {facts['accuracy']:.1%} (95% interval {low:.1%} to {high:.1%}){greedy_text}, "
-        f"on {len(rows)} held-out prompts"
+        f"{title}: pass@1 {facts['accuracy']:.1%} (95% interval {low:.1%} to {high:.1%}){greedy_text}, "
+        f"on {counted(len(rows), 'held-out prompt')}"
     )

@@ -14,7 +14,7 @@ from rloo_pipeline.artifacts.files import check_facts, read_artifact, write_json
 from rloo_pipeline.artifacts.round_tables import RoundFiles
 from rloo_pipeline.artifacts.tables import footer
 from rloo_pipeline.config import Config
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, counted
 from rloo_pipeline.judging.evaluation_summary import summarize_evaluation
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.trackers.events import write_events
@@ -68,7 +68,7 @@ def held_out(
     write_events(events, round_, {**eval_metrics(summary), "step": _step(policy, policy_metrics)}, "eval")
     low, high = summary["ci95"]
     say(
-        f"policy {policy}: {summary['accuracy']:.1%} right on {summary['prompts']} held-out prompts "
+        f"policy {policy}: {summary['accuracy']:.1%} right on {counted(summary['prompts'], 'held-out prompt')} "
         f"(95% interval {low:.1%} to {high:.1%})"
     )
 

@@ -6,6 +6,7 @@ from rloo_pipeline.artifacts import lineage
 from rloo_pipeline.artifacts.files import write_json, write_text
 from rloo_pipeline.config import Config
 from rloo_pipeline.judging.run_files import RunFiles, metrics_of, read_metrics
+from rloo_pipeline.report.live_run import outcome
 from rloo_pipeline.report.page import render
 from rloo_pipeline.report.summary import summarize_run
 from rloo_pipeline.runtime.progress import say
@@ -27,12 +28,7 @@ def report(config: Config, run: Path, summary: Path, html: Path) -> None:
     metrics = [read_metrics(run, number) for number in range(1, config.rounds + 1)]
     for symptom in RunFiles(run, config, [*metrics]).symptoms(since=config.rounds):
         say(symptom.line())
-    low, high = facts["gain_ci95"]
-    before, after = facts["warmstart"]["accuracy"], facts["final"]["accuracy"]
-    say(
-        f"held-out pass@1 {before:.1%} -> {after:.1%}: gain {100 * facts['gain']:+.1f} points (95% "
-        f"interval {100 * low:+.1f} to {100 * high:+.1f}); see {html}"
-    )
+    say(f"{outcome(facts)}; see {html}")
 
 
 def tables_of(config: Config, run: Path) -> tuple[list[Path], list[Path]]:

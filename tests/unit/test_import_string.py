@@ -79,3 +79,14 @@ def test_a_module_that_this_version_lacks_is_looked_up_in_the_docs_and_not_insta
 
 def test_a_reward_of_trl_is_found() -> None:
     assert import_string.check("trl.rewards:accuracy_reward")
+
+
+def test_where_a_file_is_missing_the_copy_of_a_run_is_named(tmp_path, monkeypatch) -> None:
+    """Of a run that a colleague handed over."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"no file own\.py \(looked for from [^)]*\)$"):
+        import_string.check("own.py:right")
+    (tmp_path / "results/run/functions").mkdir(parents=True)
+    (tmp_path / "results/run/functions/own.py").touch()
+    with pytest.raises(UserError, match=r"a run has a copy to put there: results/run/functions/own\.py"):
+        import_string.check("own.py:right")

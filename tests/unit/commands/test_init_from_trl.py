@@ -631,6 +631,8 @@ def test_a_constant_rate_has_no_warm_up_as_in_transformers() -> None:
         ("bf16=False", "model.dtype", "float32"),
         ("lr_scheduler_type='constant_with_warmup'", "update.lr_scheduler_type", "constant"),
         ("max_steps=10, eval_strategy='steps', eval_steps=5", "evaluation.every", 5),
+        ("report_to='wandb'", "report_to", ["wandb"]),
+        ("report_to=['tensorboard', 'mlflow', 'trackio']", "report_to", ["mlflow"]),
         ("**COMMON", "rollout.temperature", 0.7),
     ],
 )

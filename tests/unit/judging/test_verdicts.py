@@ -9,7 +9,7 @@ from rloo_pipeline.checks.evidence import Evidence, TokenFacts
 from rloo_pipeline.checks.group_stats import SuccessDistribution, fit
 from rloo_pipeline.checks.registry import CHECKS, judge, verdict_of
 from rloo_pipeline.config import CheckLimits
-from rloo_pipeline.stages.checks import _mean_size
+from rloo_pipeline.stages.checks import _mean_size, say_checks
 
 PROMPTS, SAMPLES = 40, 8
 LIMITS = CheckLimits().by_name("float32")
@@ -194,3 +194,20 @@ def test_in_16_bits_a_wrong_mask_is_distinguished_from_rounding(dtype) -> None:
         verdicts = [results[name]["verdict"] for name in ("logprob_difference", "logprob_difference_q95")]
         assert max(verdicts, key=["pass", "warn", "fail"].index) == verdict
         assert results["logprob_difference"]["value"] == pytest.approx(mean)
+
+
+def test_at_80_columns_the_advice_is_whole_below_the_table(monkeypatch, caplog) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = {"shown": "0.0% (0.0% to 5.6%)", "limits": {"bad": "below", "warn": 0.1, "fail": None}, "accepted": False}
+    advice = "Most prompts are never solved, so RLOO has nothing to reinforce: train on demonstrations first."
+    with caplog.at_level("INFO", logger="rloo"):
+        say_checks(
+            [
+                {"name": "round_trip", "verdict": "pass", "advice": "Never said.", **shown},
+                {"name": "pass_at_k", "verdict": "warn", "advice": advice, **shown},
+            ]
+        )
+    *table, last = caplog.messages[-1].splitlines()
+    assert last == f"pass_at_k: {advice}"
+    assert max(map(len, table)) <= 80
+    assert "Never said" not in caplog.messages[-1]

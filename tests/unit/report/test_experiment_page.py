@@ -13,7 +13,7 @@ from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.commands.compare import experiment
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.report import finished
-from rloo_pipeline.report.experiment_page import headline
+from rloo_pipeline.report.experiment_page import functions, headline
 from rloo_pipeline.stages.select import select
 
 ARMS = {"plain": 0.5, "better": 0.75, "same_50%": 0.5}
@@ -84,6 +84,14 @@ def test_figures_are_those_of_the_runs(study) -> None:
     assert all(row["p_holm"] >= row["p"] for row in pairs.values())
     means = {row["value"]: row["mean"] for row in summary["sensitivity"]}
     assert means[0.1] == pytest.approx(better["mean"]["value"])
+
+
+def test_each_reward_function_and_monitor_has_a_curve_where_there_are_several(study) -> None:
+    page = (study / "experiment.html").read_text(encoding="utf-8")
+    assert [page.count(f"<h3>{name} by round</h3>") for name in ("Reward", "answer", "worked")] == [1, 1, 1]
+    runs = [finished.read(study / "plain" / str(seed)) for seed in range(2)]
+    one = runs[0].config.model_copy(update={"rewards": runs[0].config.rewards[:1]})
+    assert not functions({"plain": [run._replace(config=one) for run in runs]}), "it is the reward"
 
 
 def test_the_tables_have_a_row_for_each_arm_and_run(study) -> None:

@@ -15,7 +15,7 @@ from rich.console import RenderableType
 from synthetic_runs import configuration, finish_run, train_again, write_config, write_log, write_prompts
 
 from rloo_pipeline.artifacts import tables
-from rloo_pipeline.artifacts.files import write_json
+from rloo_pipeline.artifacts.files import read_artifact, write_json
 from rloo_pipeline.cluster import slurm
 from rloo_pipeline.cluster.slurm import SlurmJob
 from rloo_pipeline.commands import watch
@@ -61,6 +61,29 @@ def shown(run: Path) -> str:
     with mock.patch("time.time", return_value=STARTED + 310):
         console.print(watched(files, progress_of(files)))
     return console.file.getvalue()
+
+
+def test_a_finished_run_shows_its_gain(finished_run) -> None:
+    summary = read_artifact(finished_run / "summary.json")
+    words = shown(finished_run)
+    assert (
+        f"held-out pass@1 {summary['warmstart']['accuracy']:.1%} -> {summary['final']['accuracy']:.1%}: gain " in words
+    )
+    os.utime(finished_run / "summary.json", (0, 0))
+    assert "if it was copied without times, `rloo adopt` accepts it" in shown(finished_run)
+    (finished_run / "summary.json").unlink()
+    assert "held-out pass@1" not in (words := shown(finished_run))
+    assert "copied" not in words
+
+
+def test_several_finished_runs_show_the_accuracy_of_their_final_policies(finished_run) -> None:
+    """Their curves may be of a few of the held-out prompts."""
+    right = f"{read_artifact(finished_run / 'summary.json')['final']['accuracy']:.1%}"
+    lines = printed(watch.watch, [finished_run, finished_run], once=True, every=1.0, width=100).splitlines()
+    assert "final pass@1" in lines[0]
+    assert all(right in line for line in lines[1:3])
+    (finished_run / "summary.json").unlink()
+    assert "final" not in printed(watch.watch, [finished_run, finished_run], once=True, every=1.0, width=100)
 
 
 def test_with_a_lag_rollouts_beside_the_update_are_shown(tmp_path) -> None:

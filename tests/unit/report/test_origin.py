@@ -25,7 +25,7 @@ def test_the_page_names_the_image_and_its_digest(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("APPTAINER_CONTAINER", str(image))
     text = page_text(tmp_path / "a")
     assert f"{image.name} SHA-256 {hashlib.sha256(image.read_bytes()).hexdigest()}" in text
-    assert "rloo run results/synthetic/config.yaml --sdm apptainer" in text
+    assert "rloo run results/synthetic/config.yaml run=again --sdm apptainer" in text
     monkeypatch.setenv("APPTAINER_CONTAINER", str(tmp_path / "gone.sif"))
     text = page_text(tmp_path / "b")
     assert "gone.sif" in text, "the name alone if the file cannot be read from inside"

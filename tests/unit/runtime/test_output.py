@@ -69,3 +69,17 @@ def test_a_command_does_not_pass_on_advice_to_install_what_fetches_code_from_the
     )
     outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (outcome.returncode, outcome.stderr) == (0, "")
+
+
+def test_a_line_of_an_experiment_begins_with_its_run_but_an_error_does_not(tmp_path) -> None:
+    """Snakemake's process shows an error once, by its text."""
+    for log, name in (
+        ("results/sums/plain/0/logs/update/1.log", "sums/plain/0: "),
+        ("results/sums/logs/update.log", ""),
+    ):
+        code = (
+            "from pathlib import Path; from rloo_pipeline.runtime import output, progress\n"
+            f"output.route_output(Path('{log}')); progress.say('a line'); progress.fail('rloo update: error: why')"
+        )
+        outcome = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert outcome.stderr == f"{name}a line\nrloo update: error: why\n"

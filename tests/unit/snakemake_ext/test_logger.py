@@ -376,7 +376,7 @@ def params(before: object, now: object) -> dict[str, ParamsChange]:
         (params(BEFORE, BEFORE | {"report": {"title": "C"}}), "report.title: A; now: B → C"),
         (params(BEFORE, BEFORE | {"rewards": [{"weight": 2.0}]}), "rewards[0].weight: 1.0 → 2.0"),
         (params(BEFORE, BEFORE | {"new": None}), "new: (not set) → None"),
-        (params("abc", "abd"), "the stage's source code has changed"),
+        (params("abc", "abd"), "the code of the stage, or of your functions, has changed"),
         (params(SimpleNamespace(), 1), "other parameters"),
         (params(["wandb"], ["mlflow"]), "other parameters"),
         (params([{"seed": 1}, {"seed": 2}], [{"seed": 3}, {"seed": 2}]), "seed: 1 → 3"),
@@ -390,6 +390,14 @@ def params(before: object, now: object) -> dict[str, ParamsChange]:
 )
 def test_a_reason_in_words(reason, text) -> None:
     assert dry_run.explain([planned("report", **reason)]) == [f"{text}: 1 job (report)"]
+
+
+def test_files_of_the_run_that_are_newer_may_be_a_copys(tmp_path) -> None:
+    def lines(newer: str) -> list[str]:
+        return list(dry_run.lines([planned("rollout", updated_input={newer})], [tmp_path]))
+
+    assert any("copied without times, `rloo adopt`" in line for line in lines(f"{tmp_path}/prompts"))
+    assert not any("rloo adopt" in line for line in lines("data.jsonl"))
 
 
 def test_jobs_are_counted_by_their_reason() -> None:

@@ -22,10 +22,21 @@ def test_jobs_take_what_jobs_like_them_took(tmp_path) -> None:
     names = ["rollout/00003-000", "score/00003-000", "score/00003-000-judge", "evaluate/final", "harness/final"]
     logs = [(tmp_path, str(tmp_path / "logs" / f"{name}.log")) for name in names]
     assert dry_run.planned_time(logs) == (
-        "About 0:34:30 of work (0.57 hours, 0.83 GPU-hours), judging by similar jobs of this run; 1 of these jobs "
-        "have no measurement yet."
+        "About 0:34:30 of work (0.57 hours, 0.83 GPU-hours), judging by similar jobs; 1 of these jobs has no "
+        "measurement yet."
     )
 
 
 def test_there_is_no_estimate_without_a_measurement(tmp_path) -> None:
     assert "is unknown" in dry_run.planned_time([(tmp_path, str(tmp_path / "logs" / "prompts.log"))])
+
+
+def test_a_new_run_of_an_experiment_takes_what_the_others_took(tmp_path) -> None:
+    log(tmp_path / "a/0", "rollout/00001-000.log", 30)
+    log(tmp_path / "a/1", "update/00001.log", 10)
+    new = tmp_path / "b/0"
+    log(new, "update/00001.log", 20)
+    logs = [(new, str(new / "logs" / f"{name}.log")) for name in ("rollout/00001-000", "update/00002")]
+    runs = [tmp_path / "a/0", tmp_path / "a/1", new]
+    assert dry_run.planned_time(logs, runs).startswith("About 0:00:50 of work")
+    assert "no similar job has finished" in dry_run.planned_time(logs[:1])
