@@ -141,9 +141,9 @@ class RunMemory(NamedTuple):
 
     @property
     def _process(self) -> float:
-        """Bytes of a process that trains or computes log-probs, and on its GPU, of a reward model that rests there."""
-        of_scorer = devices.IDLE["scorer"] if self.device == "cuda" and self.config.has_reward_model else 0.0
-        return PROCESS[self.device] + of_scorer
+        """Bytes of a process that trains or computes log-probs, and on its GPU, of reward models that rest there."""
+        models = self.config.reward_models_on_gpus if self.device == "cuda" else 0
+        return PROCESS[self.device] + models * devices.IDLE["scorer"]
 
     def update(self, batch: MicroBatch | None = None, first: bool = False, distills: bool = True) -> Terms:
         """Memory of one update process.

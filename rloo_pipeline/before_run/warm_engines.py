@@ -44,7 +44,7 @@ def _too_many(config: Config, dims: ModelDims, machine: float) -> frozenset[str]
     """The roles to leave out, largest first, so that the rest fit into `machine` bytes."""
     waiting = waiting_bytes(config, dims)
     left: set[str] = set()
-    for role in [role for role in ("trainer", "logprobs", "scorer", "sampler") if role in waiting]:
+    for role in sorted(waiting, key=lambda role: -waiting[role]):
         if sum(size for other, size in waiting.items() if other not in left) <= SHARE * machine:
             break
         left.add(role)
@@ -59,11 +59,10 @@ def waiting_bytes(config: Config, dims: ModelDims) -> dict[str, float]:
     copies = 1 / nodes if effective_zero_stage(config.model.dtype, config.deepspeed.zero_stage) else ranks
     of_run = RunMemory(config, dims)
     of_trainer = ranks * (PROCESS + of_run.weights) + copies * of_run.state
-    waiting = {"sampler": PROCESS + weights, "logprobs": PROCESS + weights, "trainer": of_trainer}
-    if config.has_reward_model:
-        models = [reward.options.get("model") for reward in config.rewards if reward.is_model]
-        waiting["scorer"] = sum(PROCESS + (_size(Path(str(model))) if model else weights) for model in models)
-    return {role: size for role, size in waiting.items() if gpu_shares.can_keep(role, config, on_gpus=True)}
+    models = [reward.options.get("model") for reward in config.rewards if reward.is_model and reward.gpus]
+    of_scorer = sum(PROCESS + (_size(Path(str(model))) if model else weights) for model in models)
+    waiting = {"trainer": of_trainer, "logprobs": PROCESS + weights, "scorer": of_scorer, "sampler": PROCESS + weights}
+    return {role: size for role, size in waiting.items() if size and gpu_shares.can_keep(role, config, on_gpus=True)}
 
 
 def _size(folder: Path) -> float:

@@ -308,7 +308,10 @@ class Translation:
         wanted = self.given.get("report_to") or ()
         wanted = [wanted] if isinstance(wanted, str) else list(wanted)
         if taken := [name for name in wanted if name in get_args(Tracker) and name != TENSORBOARD]:
-            self._set("report_to", "report_to", taken, "W&B is written offline" if "wandb" in taken else "")
+            lost = [str(name) for name in wanted if name not in get_args(Tracker)]
+            notes = ["W&B is written offline"] if "wandb" in taken else []
+            notes += [f"{' and '.join(lost)} left out"] if lost else []
+            self._set("report_to", "report_to", taken, "; ".join(notes))
 
     def _rest(self) -> None:
         """Adds rows for options that have no key."""

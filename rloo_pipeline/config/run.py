@@ -174,9 +174,9 @@ class Config(RunKeys):
         return [self.model, *self.algorithm.teacher_sources.values(), *reward_models]
 
     @property
-    def has_reward_model(self) -> bool:
-        """True if a reward function scores with a reward model."""
-        return any(reward.is_model for reward in self.rewards)
+    def reward_models_on_gpus(self) -> int:
+        """Number of reward functions that score with a reward model on a GPU."""
+        return sum(reward.is_model and reward.gpus > 0 for reward in self.rewards)
 
     @property
     def of_reward_model(self) -> Self:

@@ -68,7 +68,7 @@ def functions(arms: Mapping[str, Sequence[FinishedRun]]) -> list[Chart]:
     return [
         REWARD_OF_ARMS._replace(
             title=f"{name} by round",
-            caption="The same of this reward function alone.",
+            caption="The mean score of this function alone.",
             lines={f"rewards/{name}/mean": name},
         )
         for name in (rewards if len(rewards) > 1 else ())

@@ -91,17 +91,22 @@ def watched(run: RunFiles, progress: Progress, ended: bool = False) -> Renderabl
     elif progress.finished:
         state = Text("  finished", "green")
     elif ended:
-        state = Text("  has ended; the command that started it continues it", "red")
+        state = Text(f"  has ended; the command that started it continues it{_if_copied(run)}", "red")
     elif not progress.working:
-        copied = "; if it was copied without times, `rloo adopt` accepts it"
-        known = (run.folder / "summary.json").exists()
-        state = Text(f"  between two jobs, or not running{copied if known else ''}", "yellow")
+        state = Text(f"  between two jobs, or not running{_if_copied(run)}", "yellow")
     gain = [outcome(read_artifact(run.folder / "summary.json"))] if progress.finished else []
     details = [*gain, "", _curves(run), *_diagnosis(showing(run.symptoms(since=len(run.rounds)), len(run.rounds))), ""]
     jobs = map(_working, progress.working)
     view = frame([LiveRun(run)], progress.stages, jobs, ROUNDS, state, details)
     sample = sample_of(run)
     return Group(view, _sample(sample)) if sample else view
+
+
+def _if_copied(run: RunFiles) -> str:
+    """Advice for a run whose files are complete and older than what they were made from."""
+    known = len(list(run.folder.glob("rounds/*/metrics.json")))
+    complete = (run.folder / "summary.json").exists() and known == run.config.rounds
+    return "; if it was copied without times, `rloo adopt` accepts it" if complete else ""
 
 
 def sparkline(values: Sequence[float | None], width: int) -> str:

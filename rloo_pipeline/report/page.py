@@ -4,11 +4,13 @@ Times, costs and machines on the page come from logs and benchmarks. Everything 
 it is made.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from rloo_pipeline import frozen_functions
 from rloo_pipeline.artifacts.files import REMEDY, read_artifact
 from rloo_pipeline.checks.registry import threshold
 from rloo_pipeline.config import JSON, Config
@@ -64,7 +66,7 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
     return frame.fill(
         "page.html.j2",
         config=config,
-        folder=frame.folder_name(run, config.run),
+        folder=(folder := frame.folder_name(run, config.run)),
         summary=summary,
         held_out=held_out,
         ended_by_gate=files.ended_by_gate,
@@ -86,6 +88,8 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
         groups=samples.probed(config, run) if stopped else samples.groups(config, run, summary["rounds"]),
         origin=origin(),
         in_clone=(clone := installation.clone()) is not None and run.resolve().is_relative_to(clone),
+        functions=(copies := frozen_functions.near(run))
+        and os.path.normpath(f"{folder}/{os.path.relpath(copies, run)}"),
         yaml=written.read_text(encoding="utf-8") if written.exists() else None,
         verdict=verdict(summary) if finished else None,
         costs=(costs := jobs.costs(worked)),

@@ -153,7 +153,7 @@ def _files(path: str, revision: str | None) -> tuple[tuple[str, int, int], ...]:
     if not folder.is_dir():
         cached = try_to_load_from_cache(path, "config.json", revision=revision)
         folder = Path(cached).parent if isinstance(cached, str) else folder  # named by its commit
-    stats = ((str(file), file.stat()) for file in sorted(folder.glob("*")))
+    stats = ((str(file), file.stat()) for file in sorted(folder.glob("*")) if file.is_file())
     return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
 
 

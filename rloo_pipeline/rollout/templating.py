@@ -226,5 +226,5 @@ def identity(row: Row) -> Identity:
 
 
 def _worded(row: Row) -> Identity:
-    """The identity of a prompt that may differ from others in white space."""
-    return wording(row["prompt"]), tuple(row.get(image_store.IDS, ()))
+    """The identity of a prompt that may differ from others in white space, but neither in tools nor in images."""
+    return f"{wording(row['prompt'])} {row.get('environment')}", tuple(row.get(image_store.IDS, ()))

@@ -57,9 +57,11 @@ def hidden_packages(*names: str) -> Iterator[None]:
 
 
 class _Later(ModuleType):
-    """Stands for a package, which is imported when something of it is used."""
+    """Placeholder for a package that is imported on first use."""
 
     def __getattr__(self, name: str) -> Any:
+        if sys.modules.get(self.__name__) is self:  # used inside the block
+            del sys.modules[self.__name__]
         return getattr(importlib.import_module(self.__name__), name)
 
 
@@ -73,4 +75,5 @@ def imported_later(name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        del sys.modules[name]
+        if isinstance(sys.modules.get(name), _Later):
+            del sys.modules[name]

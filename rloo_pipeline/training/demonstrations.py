@@ -24,7 +24,6 @@ from rloo_pipeline.training.packing import Sequences
 
 PromptIds = tuple[int, ...]
 Pair = tuple[list[int], list[int]]
-ASKED = ["prompt", "prompt_ids"]
 
 
 class Demonstrations(NamedTuple):
@@ -50,7 +49,10 @@ def demonstrations(config: Config, section: Sft, path: str, model: Policy, promp
             spells an end token, or no demonstration is left to train on.
     """
     parts = {prompts / "eval", held_out_part(prompts)}
-    evaluated = evaluated_prompts(row for part in parts for row in rows_of(PromptSet(part).table.select(ASKED)))
+    held = (PromptSet(part).table for part in parts)
+    asked = ("prompt", "prompt_ids", "environment")
+    columns = (table.select([name for name in asked if name in table.column_names]) for table in held)
+    evaluated = evaluated_prompts(row for table in columns for row in rows_of(table))
     observed = _with_observations([*parts, prompts / "train"])
     template = ToolTemplate(model, config.dataset)
     rows = read_rows(section.demonstrations, path)
@@ -66,7 +68,12 @@ def demonstrations(config: Config, section: Sft, path: str, model: Policy, promp
 
 def evaluated_prompts(rows: Iterable[Row]) -> set[PromptIds | str]:
     """The token ids and the wordings of these prompts."""
-    return {key for row in rows for key in (tuple(row["prompt_ids"]), prompting.wording(row["prompt"]))}
+    return {key for row in rows for key in (tuple(row["prompt_ids"]), _worded(row["prompt"], row))}
+
+
+def _worded(prompt: Any, row: Row) -> str:
+    """The wording of a prompt, with the environment, which decides its tools."""
+    return f"{prompting.wording(prompt)} {row.get('environment')}"
 
 
 def tokenized(
@@ -107,7 +114,7 @@ def tokenized(
         messages = prompting.completion_messages(row, section.completion_column, where)
         turns = list(_turns(ids, messages, template))
         _check_turns(turns, template, where)
-        is_evaluated = tuple(ids) in evaluated or prompting.wording(asked) in evaluated
+        is_evaluated = tuple(ids) in evaluated or _worded(asked, row) in evaluated
         (held_out if is_evaluated else pairs).extend(turns)
     if len(pairs) <= section.held_out:
         why = "lower warmstart.sft.held_out" if pairs else "all have evaluation prompts"

@@ -58,8 +58,9 @@ class WorkerPools:
         """The workers of each function."""
         main = next((index for index, reward in enumerate(self.rewards) if _most_workers(reward, limit) > 1), None)
         if main is not None:
-            extra = max(0, (self.limit - len(self.rewards)) // self.rewards[main].threads)
-            self.started[main] += [WorkerProcess(self.rewards[main]) for _ in range(extra)]
+            wanted = 1 + max(0, (self.limit - len(self.rewards)) // self.rewards[main].threads)
+            missing = wanted - len(self.started[main])
+            self.started[main] += [WorkerProcess(self.rewards[main]) for _ in range(missing)]
         self.workers: dict[ScoringJob, list[WorkerProcess]] = {}
         """The workers of each unfinished job."""
 

@@ -235,7 +235,7 @@ class WorkerProcess(UserCodeProcess):
 def _identity(reward: Reward) -> object:
     """Everything that a worker process depends on. Each stage has its own token to write with, which none needs."""
     environment = {name: value for name, value in os.environ.items() if name != fence.VARIABLE}
-    return reward.function, reward.options, reward.threads, os.getcwd(), environment
+    return reward.column, reward.function, reward.options, reward.threads, os.getcwd(), environment
 
 
 def adopt_orphans() -> frozenset[int]:

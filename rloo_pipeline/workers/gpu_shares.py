@@ -59,7 +59,8 @@ def of_role(role: str, config: Config) -> int:
 
 
 def idle(roles: Iterable[str], config: Config) -> str:
-    """The roles whose idle engines hold GPU memory, for RLOO_WARM."""
+    """The roles whose idle engines hold GPU memory, for RLOO_WARM; a scorer once for each of its models."""
+    models = config.reward_models_on_gpus
     return " ".join(
-        sorted(role for role in roles if role in devices.IDLE and (role != "scorer" or config.has_reward_model))
+        sorted(role for role in roles if role in devices.IDLE for _ in range(models if role == "scorer" else 1))
     )

@@ -41,7 +41,7 @@ def test_a_reward_model_waits_too(tmp_path) -> None:
     """One that the run trains is as large as the model."""
     (tmp_path / "model.safetensors").write_bytes(b"0" * 1000)
     scored = [
-        {"function": REWARD_MODEL, "name": name, "options": options}
+        {"function": REWARD_MODEL, "name": name, "options": options, "gpus": 1}
         for name, options in (("own", {}), ("other", {"model": str(tmp_path)}))
     ]
     pairs = {"train": {"path": "pairs.jsonl"}}

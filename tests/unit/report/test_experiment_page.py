@@ -117,7 +117,7 @@ def test_the_page_says_which_rows_served_for_what(study, tmp_path) -> None:
         file.write_text(yaml.safe_dump(content | {"select": {"by": "dev.pass@1"}}))
     text = page_of(folder)
     assert "Nothing is chosen yet" in text
-    select([folder / "plain" / "0", *((folder / "better" / str(seed)) for seed in range(4))], folder / "selection.json")
+    select(folder / "selection.json", ["plain/0", *(f"better/{seed}" for seed in range(4))])
     for seed in range(4):
         write_completions(finished.read(folder / "better" / str(seed)).config, folder, "final", 0.9, 0.6)
         test = folder / "test" / str(seed)
@@ -251,7 +251,7 @@ def test_a_choice_of_an_arm_that_is_no_longer_there_counts_as_none(changed) -> N
         content = yaml.safe_load(file.read_text())
         content["dataset"]["dev"] = {"path": "dev.jsonl"}
         file.write_text(yaml.safe_dump(content | {"select": {"by": "dev.pass@1"}}))
-    select([changed / "better" / str(seed) for seed in range(4)], changed / "selection.json")
+    select(changed / "selection.json", [f"better/{seed}" for seed in range(4)])
     about = yaml.safe_load((changed / "experiment.yaml").read_text())
     del about["arms"]["better"]
     (changed / "experiment.yaml").write_text(yaml.safe_dump(about, sort_keys=False))

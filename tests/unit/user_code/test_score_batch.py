@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import chain
 from multiprocessing.connection import wait
 from pathlib import Path
 from unittest.mock import Mock
@@ -405,6 +406,23 @@ def test_the_process_of_a_reward_model_waits_off_the_gpu_for_the_next_stage(tmp_
     with pytest.raises(UserError, match="raised ValueError: boom"):
         stage(6, ("9", "1"))
     wait_until(lambda: not any(worker.process.poll() is None for worker in kept))
+
+
+@pytest.mark.parametrize("names", [["model"], ["model", "twin"]])
+def test_no_stage_keeps_more_processes_than_the_last(tmp_path, monkeypatch, names) -> None:
+    file, kept, counts = tmp_path / "mine.py", list[WorkerProcess](), []
+    file.write_text("def model(completions):\n    return [1.0] * len(completions)\n")
+    monkeypatch.setattr(Reward, "is_model", property(lambda _: True))
+    for _ in range(3):
+        with WorkerPools([Reward(function=f"{file}:model", name=name) for name in names], 3, kept) as pools:
+            for worker in chain(*pools.started):
+                if worker.signature is None:
+                    wait([worker.file])
+            pools.score(batch(), (4,) * 5)
+        counts.append(len(kept))
+    assert counts == [3] * 3
+    for worker in kept:
+        worker.kill()
 
 
 def test_functions_run_on_the_main_thread_and_can_use_alarms(file) -> None:

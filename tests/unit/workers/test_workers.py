@@ -465,10 +465,11 @@ def test_a_stage_asks_the_worker_that_has_its_engine_first(tmp_path, monkeypatch
 
 def test_on_a_gpu_a_scorer_counts_only_with_a_reward_model() -> None:
     roles = {"scorer", "observer", "trainer"}
+    model = {"function": REWARD_MODEL, "options": {"model": "x"}}
     assert gpu_shares.idle(roles, config()) == "trainer"
-    assert gpu_shares.idle(roles, config(rewards=[{"function": REWARD_MODEL, "options": {"model": "x"}}])) == (
-        "scorer trainer"
-    )
+    assert gpu_shares.idle(roles, config(rewards=[model])) == "trainer", "on CPUs"
+    two = [model | {"name": name, "gpus": 1} for name in "ab"]
+    assert gpu_shares.idle(roles, config(rewards=two)) == "scorer scorer trainer"
 
 
 def test_a_worker_sees_whose_process_asks() -> None:
