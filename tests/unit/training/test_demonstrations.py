@@ -14,8 +14,9 @@ from rloo_pipeline.data.tool_template import ToolTemplate
 from rloo_pipeline.demo.calculation import demonstrations
 from rloo_pipeline.demo.character_model import tool_qwen3
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.rollout import templating
 from rloo_pipeline.training import sft
-from rloo_pipeline.training.demonstrations import Demonstrations, _check_turns, _turns
+from rloo_pipeline.training.demonstrations import Demonstrations, _check_turns, _turns, evaluated_prompts
 from rloo_pipeline.training.demonstrations import demonstrations as tokenized
 
 ANSWER = {"role": "assistant", "content": "6"}
@@ -133,3 +134,9 @@ def test_a_demonstration_of_an_evaluation_prompt_with_other_white_space_is_held_
     section = Sft(demonstrations={"path": "x"}, held_out=0)
     read = tokenized(config, section, str(tmp_path / "demonstrations.jsonl"), Policy(tiny_model), tmp_path / "prompts")
     assert (len(read.trained.prompts), len(read.held_out)) == (1, 1)
+
+
+def test_the_same_words_with_the_tools_of_another_environment_are_another_prompt() -> None:
+    game, room = ({"prompt": "Begin.", "prompt_ids": [ids], "environment": name} for ids, name in enumerate("ab"))
+    assert templating._worded(game) != templating._worded(room)
+    assert len(evaluated_prompts([game, room])) == 4
