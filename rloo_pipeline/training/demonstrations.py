@@ -51,8 +51,8 @@ def demonstrations(config: Config, section: Sft, path: str, model: Policy, promp
     parts = {prompts / "eval", held_out_part(prompts)}
     held = (PromptSet(part).table for part in parts)
     asked = ("prompt", "prompt_ids", "environment")
-    columns = (table.select([name for name in asked if name in table.column_names]) for table in held)
-    evaluated = evaluated_prompts(row for table in columns for row in rows_of(table))
+    questions = (table.select([name for name in asked if name in table.column_names]) for table in held)
+    evaluated = evaluated_prompts(row for table in questions for row in rows_of(table))
     observed = _with_observations([*parts, prompts / "train"])
     template = ToolTemplate(model, config.dataset)
     rows = read_rows(section.demonstrations, path)
