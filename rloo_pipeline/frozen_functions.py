@@ -138,22 +138,28 @@ def require_copies(file: Path, modules: Mapping[str, ModuleType]) -> None:
         if not other.is_absolute() or other.suffix != ".py" or (other := other.resolve()) in copies:
             continue
         outside = not any(other.is_relative_to(folder) for folder in (Path.cwd().resolve(), own.parent))
-        if outside or _is_installed(other, other.parents[name.count(".") + (other.stem == "__init__")]):
+        depth = getattr(getattr(module, "__spec__", None), "name", name).count(".") + (other.stem == "__init__")
+        if outside or not other.exists() or _is_installed(name, other, other.parents[: depth + 1][-1]):
             continue
         raise UserError(
-            f"{file}: imports {other} from a folder that it adds to sys.path, or by importlib, so the run has no copy "
-            "of that file and would not notice an edit; import it by an `import` statement, from the folder of "
-            f"{file.name} or from one of the project in PYTHONPATH"
+            f"{file}: the run has no copy of {other}, which it imports from a folder that it adds to sys.path, or by "
+            "importlib, and would not notice an edit; import it with an `import` statement, from the folder of "
+            f"{file.name} or from a project folder on PYTHONPATH"
         )
 
 
-def _is_installed(file: Path, root: Path) -> bool:
-    """True for files of Python, of this package, and of packages that pip installed, also with `--target`."""
-    own = (sys.base_prefix, sys.prefix, Path(__file__).resolve().parent)
+def _is_installed(name: str, file: Path, root: Path) -> bool:
+    """True for files of Python, of this package, of the Hub's libraries, and of packages that pip installed, also with
+    `--target` or for editing.
+    """
+    hub = os.environ.get("HF_MODULES_CACHE") or Path(os.environ.get("HF_HOME", "~/.cache/huggingface"), "modules")
+    own = (sys.base_prefix, sys.prefix, Path(__file__).parent, Path(hub).expanduser())
+    editable = (find for find in sys.meta_path if getattr(find, "__name__", "").startswith("_Editable"))
     return (
-        any(file.is_relative_to(folder) for folder in own)
-        or "site-packages" in file.parts
+        any(file.is_relative_to(Path(folder).resolve()) for folder in own)
+        or not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
         or any(root.glob("*.dist-info"))
+        or any(find.find_spec(name.partition(".")[0]) for find in editable)
     )
 
 

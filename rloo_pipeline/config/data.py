@@ -149,7 +149,9 @@ class Dataset(Section):
     train: Source
     """Training rows."""
     eval: Source
-    """Held-out rows. A training row with the same prompt as one of these, up to white space, is dropped."""
+    """Held-out rows. A training row with the same prompt as one of these is dropped. White space at the ends of lines
+    makes no difference.
+    """
     dev: Source | None = None
     """Held-out rows for model selection. If given, a run measures everything on these rows, and `eval` is used only
     once, to test the policy that `select` chooses. A training row with the same prompt as one of these is dropped, and

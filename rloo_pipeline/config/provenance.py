@@ -144,7 +144,8 @@ def _start(reference: str, file: Path) -> tuple[Path, tuple[Path, ...], str]:
     file, module = file.resolve(), import_string.of_library(reference)[0].rpartition(":")[0]
     project, copies = Path.cwd().resolve(), frozen_functions.in_use().folder
     searched = [folder for folder in map(Path.resolve, map(Path, sys.path)) if folder.is_relative_to(project)]
-    searched = [folder for folder in searched if not any(map(folder.is_relative_to, (sys.base_prefix, sys.prefix)))]
+    installed = [Path(prefix).resolve() for prefix in (sys.base_prefix, sys.prefix)]
+    searched = [folder for folder in searched if not any(map(folder.is_relative_to, installed))]
     if not module.endswith(".py"):
         return file, (file.parents[module.count(".") + (file.name == "__init__.py")], *searched), copies
     above = (folder for folder in file.parent.parents if folder.is_relative_to(project))

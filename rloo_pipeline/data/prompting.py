@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -97,7 +98,7 @@ def prompt_of(row: Row, dataset: Dataset, path: str) -> Any:
         try:
             fields = [name for _, name, *_ in Formatter().parse(dataset.user_prompt) if name is not None]
             values = {name: Formatter().get_field(name, (), row)[0] for name in fields}
-            if empty := [name for name, value in values.items() if value is None or value != value]:
+            if empty := [name for name, value in values.items() if value is None or _is_nan(value)]:
                 raise UserError(
                     f"{path}: column '{empty[0]}' is null, but dataset.user_prompt needs it; fill it or drop the row"
                 )
@@ -209,22 +210,26 @@ def _is_episode(messages: Sequence[dict[str, Any]]) -> bool:
 
 def check_question(prompt: Any, path: str) -> None:
     """Raises UserError if the last message of a prompt is empty, as an empty cell of a CSV file makes it."""
-    last: Row = {} if isinstance(prompt, str) else prompt[-1]
+    last: Row = prompt[-1] if prompt and not isinstance(prompt, str) else {}
     if last.get("role") == "user" and isinstance(last.get("content"), str) and not last["content"].strip():
         raise UserError(f"{path}: the last message of a prompt is empty; write it, or drop the row")
 
 
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
 def wording(prompt: Any) -> str:
-    """The text of a prompt without differences in white space, which do not make another question of it."""
+    """The text of a prompt without white space at the ends of lines and texts, which does not make another question."""
 
-    def collapsed(value: Any) -> Any:
+    def stripped(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: collapsed(item) for key, item in value.items()}
+            return {key: stripped(item) for key, item in value.items()}
         if isinstance(value, list):
-            return [*map(collapsed, value)]
-        return " ".join(value.split()) if isinstance(value, str) else value
+            return [*map(stripped, value)]
+        return "\n".join(map(str.rstrip, value.strip().splitlines())) if isinstance(value, str) else value
 
-    return json.dumps(collapsed(prompt), sort_keys=True, default=str)
+    return json.dumps(stripped(prompt), sort_keys=True, default=str)
 
 
 def encode(

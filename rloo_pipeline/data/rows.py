@@ -101,8 +101,8 @@ def _by_datasets(source: Source, path: Path, cache: str | None = None) -> list[R
             return []
         return _first(datasets.load_dataset("parquet", data_files=str(path), split="train", cache_dir=cache), source)
     builder = datasets.load_dataset_builder(str(path), name=source.config_name, cache_dir=cache)
-    _check_shards(builder)
     if cache is not None:
+        _check_shards(builder)
         _check_formats(builder, path)
     place = {"name": source.config_name, "split": source.split, "cache_dir": cache}
     kind, declared = type(builder).__module__.rpartition(".")[2], builder.info.features
@@ -136,9 +136,14 @@ def _check_shards(builder: DatasetBuilder) -> None:
     files = {*map(Path, chain.from_iterable((builder.config.data_files or {}).values()))}
     series = {(str(file.parent), *match.groups()) for file in files if (match := SHARD.fullmatch(file.name))}
     for folder, start, count, end in sorted(series):
-        for number in range(int(count)):
-            if not (file := Path(folder, f"{start}{number:05d}-of-{count}{end}")).exists():
-                raise UserError(f"{file}: missing, though other files of the {int(count)} are there; fetch them again")
+        numbers = [Path(folder, f"{start}{number:05d}-of-{count}{end}") for number in range(int(count) + 1)]
+        from_one = numbers[-1].exists()
+        for file in numbers[from_one : int(count) + from_one]:
+            if not file.exists():
+                raise UserError(
+                    f"{file}: missing, though other files of the {int(count)} are there; fetch it again, or rename the "
+                    "others to use them without it"
+                )
 
 
 def _check_formats(builder: DatasetBuilder, folder: Path) -> None:
@@ -146,17 +151,18 @@ def _check_formats(builder: DatasetBuilder, folder: Path) -> None:
     of other formats that end with .json may hold something else.
     """
     from datasets.data_files import DataFilesDict, get_data_patterns
+    from huggingface_hub import DatasetCard
 
     card = folder / "README.md"
-    if card.is_file() and "data_files" in card.read_text(errors="replace"):
-        return
+    if card.is_file() and DatasetCard.load(card).data.get("configs"):
+        return  # it says which files are the data
     place, read = str(folder.resolve()), builder.config.data_files
     of_splits = DataFilesDict.from_patterns(get_data_patterns(place), place, sorted({*FORMATS} - {".json"}))
     for split, files in of_splits.items():
         if other := sorted({*map(str, files)} - {*map(str, read.get(split, ()))}):
             raise UserError(
-                f"{other[0]}: would not be read, since the split '{split}' has files of another format; convert it to "
-                "theirs, or move it out of the folder"
+                f"{other[0]}: would not be read, since {next(iter(map(str, read.get(split, ()))), 'the data')} has "
+                "another format; move one of them out of the folder, or name the file in `path`"
             )
 
 
@@ -173,9 +179,10 @@ def _of_files(
     """The rows that `read` yields of each file of a split, of all splits, or of an expression such as `train[:100]`."""
     import datasets
 
+    of_splits = builder.config.data_files
+    wanted = {split: of_splits[split]} if split in of_splits else of_splits
     parts = {
-        str(name): [*chain.from_iterable(map(read, _all_unpacked(files, cache)))]
-        for name, files in builder.config.data_files.items()
+        str(name): [*chain.from_iterable(map(read, _all_unpacked(files, cache)))] for name, files in wanted.items()
     }
     instruction = datasets.ReadInstruction.from_spec("+".join(parts) if split == "all" else split)
     chosen = instruction.to_absolute({name: len(rows) for name, rows in parts.items()})

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterator
 from importlib.util import spec_from_file_location
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from helpers import mini
@@ -138,7 +138,7 @@ def test_a_file_of_the_project_that_cannot_be_copied_is_refused(text, tmp_path, 
     for name in ("apart", *(name for name in sys.modules if name.startswith("rloo_user_mine"))):
         del sys.modules[name]
     frozen_functions.use(folder)
-    with pytest.raises(UserError, match=r"^mine\.py: imports .*library/apart\.py from a folder that"):
+    with pytest.raises(UserError, match=r"^mine\.py: the run has no copy of .*library/apart\.py, which"):
         import_string.load("mine.py:reward")
     (tmp_path / "library" / "apart-1.dist-info").mkdir()
     del sys.modules["apart"]
@@ -201,3 +201,24 @@ def test_a_worker_names_a_copy_that_it_cannot_read_and_says_why(tmp_path, monkey
     messages = []
     worker._serve(SimpleNamespace(send=messages.extend), None, Start("mine.py:reward", {}, os.getpid()))
     assert re.search(f"Input/output error.*{unreadable}|{unreadable}: the file system failed", messages[0].message)
+
+
+def test_what_is_no_source_of_the_project_needs_no_copy(tmp_path, monkeypatch) -> None:
+    """Modules of the Hub's libraries, of a zip, and those whose name in sys.modules is an alias with more dots."""
+    monkeypatch.chdir(tmp_path)
+    own, other = tmp_path / "mine.py", tmp_path / "hf" / "modules" / "evaluate_modules" / "rouge.py"
+    other.parent.mkdir(parents=True)
+    for file in (own, other):
+        file.write_text("ONE = 1\n")
+    monkeypatch.setattr(frozen_functions, "in_use", lambda: SimpleNamespace(by_file={own: own}))
+
+    def module(file: Path) -> ModuleType:
+        made = ModuleType("made")
+        made.__file__ = str(file)
+        return made
+
+    with pytest.raises(UserError, match=r"the run has no copy of .*rouge\.py"):
+        frozen_functions.require_copies(own, {".".join("alias" * 20): module(other)})
+    frozen_functions.require_copies(own, {"zipped": module(tmp_path / "z.zip" / "zipped.py")})
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    frozen_functions.require_copies(own, {"rouge": module(other)})

@@ -88,19 +88,21 @@ def test_a_kept_prompt_takes_the_memory_of_its_numbers_and_not_of_objects(tiny_m
     assert as_dataset(parts.rows["train"])[7]["prompt_ids"] == [1000 + ord(letter) for letter in "7+" * 100]
 
 
-def test_a_prompt_that_differs_from_a_held_out_one_in_white_space_is_held_out(tiny_model) -> None:
+def test_a_prompt_that_differs_from_a_held_out_one_at_the_ends_of_lines_is_held_out(tiny_model) -> None:
+    """Blanks inside a line may be the question, as in a maze."""
     source = {"path": "x"}
     dataset = Dataset.model_validate({"train": source, "eval": source, "user_prompt": "{question}"})
     parts = PromptParts(templating.Templater(dataset, Policy(tiny_model)))
     parts.add("eval", [{"question": "1+2\n+3"}], "eval")
-    questions = ["1+2\n+3\n", " 1+2 +3", "1+2+3", "12\n+3"]
+    questions = ["1+2\n+3\n", " 1+2 \r\n+3", "1+2\n +3", "1+2+3", "12\n+3"]
     parts.add("train", [{"question": question} for question in questions], "train")
     assert [row["question"] for row in parts.rows["train"]] == questions[2:]
-    assert parts.counts["train"] == {"rows": 4, "kept": 2, "also in eval": 2}
+    assert parts.counts["train"] == {"rows": 5, "kept": 3, "also in eval": 2}
 
 
 @pytest.mark.parametrize("prompt", ["", " \n"])
 def test_a_prompt_without_a_question_is_refused(prompt) -> None:
     """An empty cell of a CSV file is an empty text, which is not null."""
+    prompting.check_question([], "a row without messages, which another check refuses")
     with pytest.raises(UserError, match=r"^a row: the last message of a prompt is empty; write it, or drop the row"):
         prompting.check_question([MESSAGES[0], {"role": "user", "content": prompt}], "a row")

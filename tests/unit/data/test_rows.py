@@ -231,10 +231,16 @@ def test_a_folder_with_rows_in_files_of_several_formats_is_refused(tmp_path) -> 
     (tmp_path / "README.md").write_text("Sums.")
     assert read_rows(Source(name="x"), str(tmp_path)) == ROWS[:2] * 2
     (tmp_path / "c.jsonl").write_text(lines(ROWS[2:4]))
-    with pytest.raises(UserError, match=r"c\.jsonl: would not be read, since the split 'train' has files of another"):
+    with pytest.raises(UserError, match=r"c\.jsonl: would not be read, since .*a\.csv has another format"):
         read_rows(Source(name="x"), str(tmp_path))
     (tmp_path / "README.md").write_text("---\nconfigs:\n- config_name: a\n  data_files: a.csv\n---\n")
     assert read_rows(Source(name="x"), str(tmp_path)) == ROWS[:2]
+
+
+def test_parts_may_be_numbered_from_1(tmp_path) -> None:
+    for part in (1, 2):
+        (tmp_path / f"train-0000{part}-of-00002.jsonl").write_text(lines(ROWS[part : part + 1]))
+    assert read_rows(Source(name="x"), str(tmp_path)) == ROWS[1:3]
 
 
 def test_a_dataset_of_which_a_part_was_not_fetched_is_refused(tmp_path) -> None:
