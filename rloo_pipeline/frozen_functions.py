@@ -159,7 +159,7 @@ def _is_installed(name: str, file: Path, root: Path) -> bool:
         any(file.is_relative_to(Path(folder).resolve()) for folder in own)
         or not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
         or any(root.glob("*.dist-info"))
-        or any(find.find_spec(name.partition(".")[0]) for find in editable)
+        or any(find.find_spec(name.partition(".")[0], None) for find in editable)
     )
 
 
