@@ -126,7 +126,7 @@ def require_copies(file: Path, modules: Mapping[str, ModuleType]) -> None:
     """Checks that a run has copies of all files of the project that a function's file imported.
 
     Args:
-        file: file of the function; not checked if there is no copy of it.
+        file: file of the function. Without a copy of it, nothing is checked.
         modules: the modules that its import has added.
 
     Raises:

@@ -114,7 +114,8 @@ def load(reference: str, imported: dict[Path, Any] | None = None) -> Callable[..
         imported: the modules of files that earlier calls imported, so that functions of one file share its variables.
 
     Raises:
-        UserError: there is no such file, module or function, the import fails, or the run lacks a copy of its imports.
+        UserError: the file, module or function does not exist, its import fails, or the run lacks a copy of what it
+            imports.
     """
     path, (function_name, argument) = source_of(reference), of_library(reference)
     module_name, _, name = function_name.rpartition(":")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -107,13 +107,13 @@ def _by_datasets(source: Source, path: Path, cache: str | None = None) -> list[R
     place = {"name": source.config_name, "split": source.split, "cache_dir": cache}
     kind, declared = type(builder).__module__.rpartition(".")[2], builder.info.features
     if kind == "json" and builder.config.field is None:
-        return _as_declared(_of_files(builder, source.split, cache, text_rows.objects), declared)
+        return _as_declared(_of_files(builder, source, cache, text_rows.objects), declared)
     if kind != "csv":
         return _first(datasets.load_dataset(str(path), **place), source)
     delimiter = _delimiter(builder)
     if cache is not None and delimiter is not None:
         read = partial(text_rows.of_table, delimiter=delimiter)
-        return _as_declared(_of_files(builder, source.split, cache, read), declared)
+        return _as_declared(_of_files(builder, source, cache, read), declared)
     features = _text_features(builder, cache)
     rows = _first(datasets.load_dataset(str(path), **place, features=features, keep_default_na=False), source)
     return _as_declared(rows, declared)
@@ -174,15 +174,18 @@ def _first(dataset: Dataset, source: Source) -> list[Row]:
 
 
 def _of_files(
-    builder: DatasetBuilder, split: str, cache: str | None, read: Callable[[Path], Iterator[LocatedRow]]
+    builder: DatasetBuilder, source: Source, cache: str | None, read: Callable[[Path], Iterator[LocatedRow]]
 ) -> list[Row]:
-    """The rows that `read` yields of each file of a split, of all splits, or of an expression such as `train[:100]`."""
+    """The rows that `read` yields of each file of a split, of all splits, or of an expression such as `train[:100]`. Of
+    a split, only the first `max_rows` are read.
+    """
     import datasets
 
-    of_splits = builder.config.data_files
-    wanted = {split: of_splits[split]} if split in of_splits else of_splits
+    split, of_splits = source.split, builder.config.data_files
+    wanted, limit = ({split: of_splits[split]}, source.max_rows) if split in of_splits else (of_splits, None)
     parts = {
-        str(name): [*chain.from_iterable(map(read, _all_unpacked(files, cache)))] for name, files in wanted.items()
+        str(name): [*islice(chain.from_iterable(map(read, _all_unpacked(files, cache))), limit)]
+        for name, files in wanted.items()
     }
     instruction = datasets.ReadInstruction.from_spec("+".join(parts) if split == "all" else split)
     chosen = instruction.to_absolute({name: len(rows) for name, rows in parts.items()})
