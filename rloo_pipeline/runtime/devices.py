@@ -92,8 +92,8 @@ def training_bytes() -> float:
 
 
 def left_for_training(total: float) -> float:
-    """Bytes of a GPU that warm workers leave to an update and a reward model; an update without workers uses no
-    more.
+    """Bytes of a GPU that warm samplers and log-prob workers leave to an update; an update without workers uses no
+    more. Reward models count as a part of the update (`memory.RunMemory`).
     """
     return total - IDLE["sampler"] - IDLE["logprobs"]
 

@@ -18,8 +18,8 @@ from rloo_pipeline.runtime import cost, progress, ranks
 
 
 class _PrintableFormatter(logging.Formatter):
-    """Formats messages and tracebacks without control characters, since they may quote a model's text. A name of a run
-    stands before all but errors, which Snakemake's process recognizes.
+    """Formats messages and tracebacks without control characters, since they may quote a model's text. The run's name
+    precedes every message except errors, which Snakemake's process recognizes by their beginning.
     """
 
     def __init__(self, form: str, run: str = "") -> None:
