@@ -11,14 +11,14 @@ import pytest
 pytestmark = pytest.mark.slow
 
 # of a first round, which is the same in a run of two; its policy is the last one, and so it is what is evaluated
-RESULTS = ("prompts/**/*", "policies/0000[01]/*", "evaluation/warmstart/*", "warmstart/*")
+RESULTS = ("prompts/**/*", "policies/0000[01]/*", "rounds/00001/**/*.parquet", "evaluation/warmstart/*", "warmstart/*")
 
 
 def test_every_stage_as_a_job_in_the_image_gives_the_bytes_of_one_machine_and_the_page_names_it(
     cluster, finished, image
 ) -> None:
-    """Also with an image outside of the working folder, as here. Other tests run shards as array jobs."""
-    cluster.finish(cluster.start(rounds=1, rollout={"shards": 1}), 1500)
+    """Also with an image outside of the working folder, as here."""
+    cluster.finish(cluster.start(rounds=1), 1500)
     for pattern in RESULTS:
         assert cluster.files(pattern) == finished.files(pattern) != {}
     with image.open("rb") as file:
