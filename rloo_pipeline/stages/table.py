@@ -139,6 +139,8 @@ _EVALUATE = _whole(
 _SAMPLER_READS = ("run", "scoring", "vllm", "dataset")
 _LENGTHS = ("rollout", "evaluation")
 """Sections whose completion lengths are checked against the model's context."""
+_BESIDE = ("rewards",)
+"""Section whose reward models wait on the GPU on which the stage computes."""
 
 ROWS = (
     _before(
@@ -163,7 +165,7 @@ ROWS = (
         "reward_model/checks.json",
         when=lambda config, _: config.reward_model is not None,
         decides=_whole(*_MODEL, "reward_model", dataset=only("system_prompt"), deepspeed=_RANKS),
-        reads=(*_LENGTHS, "update"),
+        reads=(*_LENGTHS, *_BESIDE, "update"),
         engine="trainer",
         identifies=True,
     ),
@@ -171,7 +173,7 @@ ROWS = (
         "warmstart",
         "policies/00000",
         decides=_whole(*_MODEL, "warmstart", dataset=_ALL_PROMPTS, deepspeed=_RANKS),
-        reads=(*_LENGTHS, "update"),
+        reads=(*_LENGTHS, *_BESIDE, "update"),
         engine="trainer",
         identifies=True,
     ),
@@ -238,7 +240,7 @@ ROWS = (
         "rounds/{round}/reference/{shard}.parquet",
         when=lambda config, _: config.uses_reference,
         decides=_whole("reproducible", "model", rollout=_SAMPLED),
-        reads=("deepspeed",),
+        reads=(*_BESIDE, "deepspeed"),
         worker="logprobs",
         identifies=True,
     ),
@@ -254,7 +256,7 @@ ROWS = (
         when=lambda config, _: config.algorithm.teacher is not None,
         decides=_whole("reproducible", "model", rollout=_SAMPLED)
         | {"algorithm.teacher": but("weight", "discount", "beta")},
-        reads=("deepspeed",),
+        reads=(*_BESIDE, "deepspeed"),
         worker="logprobs",
         identifies=True,
     ),
@@ -263,7 +265,7 @@ ROWS = (
         "rounds/{round}/metrics.json",
         policy="previous",
         decides=_whole(*_MODEL, "algorithm", "update", rollout=_OF_ROUND, deepspeed=_RANKS),
-        reads=("run", "rounds", "dataset", "keep_every", "exchange"),
+        reads=(*_BESIDE, "run", "rounds", "dataset", "keep_every", "exchange"),
         worker="trainer",
         identifies=True,
     ),
@@ -331,7 +333,7 @@ ROWS = (
         "evaluation/{name}/distance.json",
         each="trained",
         decides=_whole(*_MODEL, evaluation=_EVALUATED),
-        reads=("deepspeed", "rollout"),
+        reads=(*_BESIDE, "deepspeed", "rollout"),
         worker="logprobs",
     ),
     _after(
@@ -375,7 +377,7 @@ ROWS = (
         when=lambda config, _: config.select is not None,
         policy="last",
         decides=_whole(*_MODEL, evaluation=only("temperature")),
-        reads=("deepspeed", "rollout"),
+        reads=(*_BESIDE, "deepspeed", "rollout"),
         worker="logprobs",
     ),
     _after(

@@ -8,8 +8,10 @@ from helpers import mini
 
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.before_run import warm_engines
+from rloo_pipeline.before_run.memory import RunMemory
 from rloo_pipeline.config import REWARD_MODEL, Config
 from rloo_pipeline.runtime import devices
+from rloo_pipeline.stages.table import ROWS
 
 QWEN_7B = ModelDims(3584, 28, 3584, 512, 18944, 152064, 7_600_000_000)
 
@@ -50,6 +52,18 @@ def test_a_reward_model_waits_too(tmp_path) -> None:
     assert size == 2 * warm_engines.PROCESS + 2 * QWEN_7B.parameters + 1000
     assert warm_engines._too_many(config, QWEN_7B, 40e9) == {"trainer", "logprobs", "scorer"}
     assert "scorer" not in warm_engines.waiting_bytes(Config(**mini()), QWEN_7B)
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [row.stage for row in ROWS if row.decides is not None and {row.worker, row.engine} & {"logprobs", "trainer"}],
+)
+def test_a_stage_that_computes_beside_a_reward_model_leaves_it_room(stage) -> None:
+    """With the sections that the stage gets."""
+    model = {"function": REWARD_MODEL, "gpus": 1, "options": {"model": "x"}}
+    without, beside = (Config(**mini(**changes)).only(stage) for changes in ({}, {"rewards": [model]}))
+    room = [RunMemory(config, QWEN_7B)._process for config in (without, beside)]
+    assert room[1] - room[0] == devices.IDLE["scorer"]
 
 
 def test_auto_looks_at_the_model_and_always_does_not(tmp_path, monkeypatch) -> None:
