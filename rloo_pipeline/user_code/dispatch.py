@@ -69,7 +69,7 @@ class WorkerPools:
             for reward, other in zip(self.rewards, self.elsewhere, strict=True)
         ]
         """The workers of each function."""
-        several = (place for place, reward in enumerate(self.rewards) if _most_workers(reward, limit) > 1)
+        several = (place for place, reward in enumerate(self.rewards) if reward.most_processes(limit) > 1)
         main = next((place for place in several if self.started[place]), None)
         if main is not None:
             wanted = 1 + max(0, (self.limit - len(self.rewards)) // self.rewards[main].threads)
@@ -156,7 +156,7 @@ class WorkerPools:
             workers = self.workers[job]
             for worker in workers:
                 if job.waiting and worker.idle and (job.asynchronous or self._has_capacity(job)):
-                    worker.assign(job.take(_most_workers(job.reward, self.limit)))
+                    worker.assign(job.take(job.reward.most_processes(self.limit)))
             if self._needs_worker(job, workers):
                 workers.append(WorkerProcess(job.reward))
             if not job.waiting and not job.under_way:
@@ -173,7 +173,7 @@ class WorkerPools:
         without_calls = sum(not worker.calls for worker in workers)
         if job.asynchronous or len(job.waiting) <= without_calls:
             return False
-        return self._has_capacity(job) and len(workers) < _most_workers(job.reward, self.limit)
+        return self._has_capacity(job) and len(workers) < job.reward.most_processes(self.limit)
 
     def _has_capacity(self, job: ScoringJob) -> bool:
         """True if one more process of this function may compute. A process that is still starting counts as busy."""
@@ -230,10 +230,3 @@ class WorkerPools:
             job.record_failure(Failed(guilty, time.monotonic() - began, raised=cause, late=cause is None))
         else:
             job.put_back(list(begun), alone=True)
-
-
-def _most_workers(reward: Reward, limit: int) -> int:
-    """Maximum number of a function's processes that may compute at the same time within `limit` threads. A model on a
-    GPU is loaded once.
-    """
-    return 1 if reward.batch == "all" or reward.gpus else max(1, limit // reward.threads)
