@@ -28,7 +28,7 @@ ROLES = {row.stage: row.worker for row in ROWS if row.worker} | {CALL_MODEL: "sc
 """Worker role of each command that can run in a worker."""
 OF_A_RANK = ("TORCHELASTIC_RUN_ID", "RLOO_MEETING")
 """Environment variables of ranks (`runtime.ranks.is_rank`)."""
-PATIENCE = {"sampler": 10.0, "logprobs": 3.0, "trainer": 3.0, "scorer": 1.0, "observer": 10.0}
+PATIENCE = {"sampler": 10.0, "logprobs": 3.0, "trainer": 3.0, "scorer": 10.0, "observer": 10.0}
 """Seconds that a stage waits for a busy worker: about as long as an engine of its own takes to start, so that waiting
 at most doubles that time.
 """
