@@ -28,7 +28,7 @@ KEPT = "processes of reward models"
 
 
 class Calls(NamedTuple):
-    """What a stage wants another worker to score."""
+    """Completions that a stage has another worker score."""
 
     rewards: list[Reward]
     """All reward functions of the run."""
