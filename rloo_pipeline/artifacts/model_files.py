@@ -7,6 +7,7 @@ every shard in the index exists. Pickled weights are refused.
 import json
 import struct
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,18 @@ NF4 = "nf4.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 PEFT_PREFIX = "base_model.model."
 """Prefix of tensor names in PEFT's files."""
+
+
+def here(name: str, revision: str | None) -> Path | None:
+    """A model's folder, which is its name or in the Hub's cache; None if it is not on this machine."""
+    if Path(name).is_dir():
+        return Path(name)
+    from huggingface_hub import try_to_load_from_cache
+
+    with suppress(ValueError):  # no name of the Hub
+        file = try_to_load_from_cache(name, "config.json", revision=revision)
+        return Path(file).parent if isinstance(file, str) else None
+    return None
 
 
 def check_files(folder: Path) -> None:

@@ -271,6 +271,13 @@ class GpuEstimate(NamedTuple):
         return seconds
 
 
+def own_reward_model(config: Config, shape: ModelDims) -> ModelDims:
+    """The dimensions of the reward model that a run trains, given those of its model."""
+    if config.reward_model is None or not config.reward_model.own_source:
+        return shape
+    return model_inputs.shape(config.of_reward_model, "reward_model")
+
+
 def reward_model(config: Config, shape: ModelDims, room: float, card: Card | None) -> RewardModelCost | None:
     """The cost of the stage; None if the run trains no reward model.
 
@@ -286,7 +293,7 @@ def reward_model(config: Config, shape: ModelDims, room: float, card: Card | Non
     section = config.reward_model
     if section is None:
         return None
-    dims = model_inputs.shape(config.of_reward_model, "reward_model") if section.own_source else shape
+    dims = own_reward_model(config, shape)
     device = "cuda" if card else "cpu"
     config = config.of_reward_model.override({"update.lora": None, "update.optimizer": "adamw"})
     config = checkpointing.resolve_for(config, dims, device, room, "adamw")

@@ -7,7 +7,9 @@ follow DeepSpeed's and vLLM's documentation (measured by the row `memory` of `ma
 
 from typing import NamedTuple, Self
 
+from rloo_pipeline.artifacts import model_files
 from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config, Update
 from rloo_pipeline.rollout.engine_arguments import EngineSettings, VisibleGpu, cache_bytes, gpu_budget
 from rloo_pipeline.runtime import devices
@@ -21,6 +23,8 @@ ROOM = 0.95
 
 PROCESS = {"cpu": 430 * MB, "cuda": devices.IDLE["trainer"]}
 """Bytes of an update before it loads a model: interpreter and libraries; on GPUs, CUDA context and NCCL buffers."""
+OF_REWARD_MODEL = {"cpu": 430 * MB, "cuda": 4 * GB}
+"""Bytes of host memory of a process that a warm worker keeps, besides its model. On GPUs not measured."""
 SAMPLER = 800 * MB
 """Bytes of vLLM on CPUs before it loads a model."""
 KEPT = {"hidden": 6.0, "heads": 10.0, "key_value": 7.0, "intermediate": 4.5}
@@ -52,6 +56,26 @@ divergence with its gradient, and on the host, the round's tables and the tensor
 """
 LOGITS_AT_ONCE = {"cpu": 2**25, "cuda": 2**28}
 """Number of logits held at once, by kind of device (`training/kernels/lm_head.py`)."""
+
+
+def reward_models(config: Config, own: ModelDims, device: str) -> Terms:
+    """The processes of reward models on a kind of device, which a warm worker keeps, and their weights.
+
+    Args:
+        config: the run's configuration.
+        own: dimensions of the model that the run trains; also taken for a model that is not on this machine yet.
+        device: `cpu` or `cuda`.
+    """
+    terms: Terms = {"processes": 0.0}
+    for reward in config.rewards:
+        if reward.is_model and (reward.gpus > 0) == (device == "cuda"):
+            options, processes = reward.options, reward.most_processes(config.scoring.workers)
+            folder = None if reward.uses_own_model else model_files.here(str(options["model"]), options.get("revision"))
+            dims = (folder and Policy(folder).dimensions) or own
+            dtype = options.get("dtype") or {"cpu": "float32", "cuda": "bfloat16"}[device]
+            terms["processes"] += processes * OF_REWARD_MODEL[device]
+            terms[f"weights of {reward.column}"] = processes * float(dims.parameters * BYTES.get(dtype, 4))
+    return terms if len(terms) > 1 else {}
 
 
 class MicroBatch(NamedTuple):

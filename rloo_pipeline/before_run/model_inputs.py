@@ -49,12 +49,7 @@ def model_folder(model: ModelSource, key: str = "model") -> Path | None:
     Arguments and errors are as for `local_model`.
     """
     folder, name = local_model(model, key), model.name_or_path
-    if folder is not None or name is None:
-        return folder
-    from huggingface_hub import try_to_load_from_cache
-
-    file = try_to_load_from_cache(name, "config.json", revision=model.revision)
-    return Path(file).parent if isinstance(file, str) else None
+    return folder if folder is not None or name is None else model_files.here(name, model.revision)
 
 
 def shape(config: Config, asset: str = "model") -> model_dims.ModelDims:

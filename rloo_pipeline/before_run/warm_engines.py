@@ -1,10 +1,11 @@
 """Chooses which warm engines take turns on the GPUs. While one runs, the others wait in host memory."""
 
+from itertools import combinations
 from pathlib import Path
 
 from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.before_run import model_inputs
+from rloo_pipeline.before_run import memory, model_inputs, speeds
 from rloo_pipeline.before_run.memory import RunMemory
 from rloo_pipeline.config import Config, Model
 from rloo_pipeline.errors import UserError
@@ -12,8 +13,10 @@ from rloo_pipeline.runtime import devices
 from rloo_pipeline.training.deepspeed_internals.deepspeed_config import effective_zero_stage
 from rloo_pipeline.workers import gpu_shares
 
-PROCESS = 4e9
-"""Bytes of host memory that a CUDA worker takes in addition to its engine. Not measured."""
+PROCESS = memory.OF_REWARD_MODEL["cuda"]
+"""Bytes of host memory that a CUDA worker takes in addition to its engine."""
+REWARD_MODEL_START = 15.0
+"""Seconds in which a reward model starts. Not measured on GPUs."""
 SHARE = 0.8
 """Share of host memory that waiting engines may use; reward functions and the page cache need the rest."""
 
@@ -41,14 +44,20 @@ def _fetched(model: Model) -> Path:
 
 
 def _too_many(config: Config, dims: ModelDims, machine: float) -> frozenset[str]:
-    """The roles to leave out, largest first, so that the rest fit into `machine` bytes."""
+    """The roles to leave out, so that the rest fit into `machine` bytes: those whose starts take the least time of a
+    round.
+    """
     waiting = waiting_bytes(config, dims)
-    left: set[str] = set()
-    for role in sorted(waiting, key=lambda role: -waiting[role]):
-        if sum(size for other, size in waiting.items() if other not in left) <= SHARE * machine:
-            break
-        left.add(role)
-    return frozenset(left)
+    in_rounds = config.uses_reference or config.algorithm.teacher is not None
+    seconds = {
+        "trainer": speeds.STARTS["update"].typical,
+        "logprobs": speeds.STARTS["reference"].typical * in_rounds,
+        "scorer": REWARD_MODEL_START * config.reward_models_on_gpus,
+        "sampler": speeds.STARTS["rollout"].typical,
+    }
+    choices = (frozenset(left) for count in range(len(waiting) + 1) for left in combinations(waiting, count))
+    fitting = (left for left in choices if sum(waiting[role] for role in waiting.keys() - left) <= SHARE * machine)
+    return min(fitting, key=lambda left: sum(seconds[role] for role in left))
 
 
 def waiting_bytes(config: Config, dims: ModelDims) -> dict[str, float]:
@@ -59,12 +68,6 @@ def waiting_bytes(config: Config, dims: ModelDims) -> dict[str, float]:
     copies = 1 / nodes if effective_zero_stage(config.model.dtype, config.deepspeed.zero_stage) else ranks
     of_run = RunMemory(config, dims)
     of_trainer = ranks * (PROCESS + of_run.weights) + copies * of_run.state
-    models = [reward.options.get("model") for reward in config.rewards if reward.is_model and reward.gpus]
-    of_scorer = sum(PROCESS + (_size(Path(str(model))) if model else weights) for model in models)
+    of_scorer = memory.total(memory.reward_models(config, dims, "cuda"))
     waiting = {"trainer": of_trainer, "logprobs": PROCESS + weights, "scorer": of_scorer, "sampler": PROCESS + weights}
     return {role: size for role, size in waiting.items() if size and gpu_shares.can_keep(role, config, on_gpus=True)}
-
-
-def _size(folder: Path) -> float:
-    """Bytes of the weights in a folder; 0 for a model on the Hub, whose size is unknown."""
-    return float(sum(file.stat().st_size for file in folder.glob("*.safetensors")))

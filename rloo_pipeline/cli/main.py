@@ -13,6 +13,7 @@ from rloo_pipeline.cli.command import Command, RlooParser, option
 from rloo_pipeline.cluster import nodes
 from rloo_pipeline.errors import UserError, explain
 from rloo_pipeline.runtime import cost, environment, output, progress, ranks
+from rloo_pipeline.workers import client
 
 
 def _worker(arguments: argparse.Namespace) -> None:
@@ -72,11 +73,29 @@ HOST = Command(
     "Start workers on a node of a SLURM job, for the Snakemake process that calls this.",
     (option("plan", help="what to start, in JSON"),),
 )
+
+
+def _call_model(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.workers import kept_models
+
+    kept_models.answer(arguments.output, arguments.calls)
+
+
+CALL_MODEL = Command(
+    client.CALL_MODEL,
+    _call_model,
+    "Call a reward model that a worker keeps, for a stage that runs elsewhere.",
+    (
+        option("--output", type=Path, help="folder of the run"),
+        option("--only", metavar="NAME", help="the reward, if it runs alone"),
+        option("--calls", type=Path, help="the calls; their results replace them"),
+    ),
+)
 GROUPS = {
     "before a run": before_run.COMMANDS,
     "during a run": during_run.COMMANDS,
     "after a run": after_run.COMMANDS,
-    STAGES: (*stages.COMMANDS, WORKER, HOST),
+    STAGES: (*stages.COMMANDS, WORKER, HOST, CALL_MODEL),
 }
 """Headings in `rloo --help`, and the commands under each."""
 

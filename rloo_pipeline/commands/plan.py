@@ -12,6 +12,7 @@ from rloo_pipeline.before_run import (
     estimate,
     exchange,
     inputs,
+    memory,
     model_inputs,
     node_checks,
     queueing,
@@ -264,6 +265,8 @@ def _print_cpu(run: RunMemory, teacher: model_dims.ModelDims | None, console: Te
     if teacher:
         _print_memory(console, "teacher on CPUs", run._replace(shape=teacher).reference())
     _print_memory(console, "rollout on CPUs", run.rollout())
+    if models := memory.reward_models(run.config, estimate.own_reward_model(run.config, run.shape), "cpu"):
+        _print_memory(console, "reward models on CPUs, also between their stages", models)
     console.print("Name a GPU to see what fits on it and the GPU-hours: --gpu h100:80")
 
 

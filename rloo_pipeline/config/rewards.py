@@ -65,6 +65,12 @@ class Reward(Section):
         """Name of the reward in tables and metrics."""
         return self.name or self.function.rpartition(":")[2]
 
+    def most_processes(self, limit: int) -> int:
+        """Maximum number of processes that may compute at the same time within `limit` threads. A model on a GPU is
+        loaded once.
+        """
+        return 1 if self.batch == "all" or self.gpus else max(1, limit // self.threads)
+
     @property
     def is_model(self) -> bool:
         """True if it scores with a reward model. Its calls leave nothing in their process but the model."""

@@ -147,12 +147,7 @@ def _files(path: str, revision: str | None) -> tuple[tuple[str, int, int], ...]:
     """Name, size and time of the model's files, since a process that stays must not score with a model that has been
     replaced.
     """
-    from huggingface_hub import try_to_load_from_cache
-
-    folder = Path(path)
-    if not folder.is_dir():
-        cached = try_to_load_from_cache(path, "config.json", revision=revision)
-        folder = Path(cached).parent if isinstance(cached, str) else folder  # named by its commit
+    folder = model_files.here(path, revision) or Path(path)  # of the Hub's cache, named by its commit
     stats = ((str(file), file.stat()) for file in sorted(folder.glob("*")) if file.is_file())
     return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
 

@@ -44,6 +44,12 @@ def count_processes(processes: Sequence[psutil.Process]) -> None:
     _others = processes
 
 
+def add(seconds: float) -> None:
+    """Counts CPU seconds that another process has spent for this stage."""
+    global _cpu_before
+    _cpu_before -= seconds
+
+
 def seconds_since_start() -> float:
     """Wall seconds since the stage began; outside a worker, since this process began, including its imports."""
     import psutil
@@ -59,7 +65,7 @@ def end() -> None:
     if os.environ.get("RANK") in (None, "0") and (used := gpu_claims.gpus_used()):
         logging.getLogger(LOGGER).info("used %s", used)
     if not ranks.is_rank():
-        spent = (seconds_since_start(), _cpu() - _cpu_before, _peak_mb())
+        spent = (seconds_since_start(), cpu_seconds(), _peak_mb())
         logging.getLogger(LOGGER).info("took %.1f s, %.2f s of CPU, %.0f MB at most", *spent)
         return
     if _began is None:
@@ -67,6 +73,11 @@ def end() -> None:
         sys.stderr.flush()
         scratch.remove()
         os._exit(0)
+
+
+def cpu_seconds() -> float:
+    """CPU seconds since the stage began."""
+    return _cpu() - _cpu_before
 
 
 def _cpu() -> float:

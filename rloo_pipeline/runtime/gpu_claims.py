@@ -11,6 +11,8 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import inf
 
 from rloo_pipeline.errors import IncompatibleEngine, UserError
@@ -115,6 +117,16 @@ def release() -> None:
     """Gives the GPUs to other stages until the next `claim`. Only workers need it, since other processes end."""
     while _sockets:
         _sockets.pop().close()
+
+
+@contextmanager
+def lent() -> Iterator[None]:
+    """A block in which other processes may claim the GPUs of this one, whose engines have left them."""
+    release()
+    try:
+        yield
+    finally:
+        claim(len(_taken))
 
 
 def note_subprocess_gpus(gpus: int) -> None:

@@ -21,6 +21,7 @@ from rloo_pipeline.rollout.requests import SamplingConfig
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import shard_range
 from rloo_pipeline.user_code.score_table import score_table
+from rloo_pipeline.workers import kept_models
 
 TOGETHER = 16_384
 """Completions that are sampled at a time. Until they are in a table, each token takes about 100 bytes; an engine idles
@@ -55,7 +56,9 @@ def difficulty(config: Config, prompts: Path, policy: Policy, shard: int, output
         draw = groups.Draw(rows, select.num_generations, sampling, config.seed, ("difficulty",))
         pieces += groups.sample_groups(sampler, config, draw)
     completions = pa.concat_tables(pieces)
-    scores = score_table([config.deciding_reward], config.scoring, completions, train, policy)
+    scores = score_table(
+        [config.deciding_reward], config.scoring, completions, train, policy, kept_models.elsewhere(config)
+    )
     counts = counts_of(config, scores, select.num_generations)
     about = {"shard": shard, "num_generations": select.num_generations, "policy": sampler.digest}
     prompt_counts.write(output, counts, 0, **about, **groups.sampling_facts(config.model, sampling))

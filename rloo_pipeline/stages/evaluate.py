@@ -16,6 +16,7 @@ from rloo_pipeline.rollout import groups
 from rloo_pipeline.rollout.requests import SamplingConfig
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.user_code.score_table import join_scores, score_tables, scoring_facts
+from rloo_pipeline.workers import kept_models
 
 
 def evaluate(
@@ -52,7 +53,7 @@ def evaluate_on(
         groups.Draw(rows if with_greedy else [], 1, sampling._replace(temperature=0.0), config.seed, groups.EVALUATION),
     ]
     completions = groups.sample_groups(sampler, config, *draws)
-    scores = score_tables(config.rewards, config.scoring, completions, held_out, policy)
+    scores = score_tables(config.rewards, config.scoring, completions, held_out, policy, kept_models.elsewhere(config))
     sampled, likeliest = joined = [join_scores(config.rewards, *pair) for pair in zip(completions, scores, strict=True)]
     for path, kind, draw, table in zip((output, greedy), ("completions", "greedy"), draws, joined, strict=True):
         about = {"run": config.run, "seed": config.seed, "policy": policy.digest, "evaluated": name}

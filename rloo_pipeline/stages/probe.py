@@ -11,6 +11,7 @@ from rloo_pipeline.rollout.requests import SamplingConfig
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training import self_check
 from rloo_pipeline.user_code.score_table import join_scores, score_table
+from rloo_pipeline.workers import kept_models
 
 
 def probe(config: Config, prompts: Path, policy: Policy, output: Path) -> None:
@@ -34,9 +35,8 @@ def probe(config: Config, prompts: Path, policy: Policy, output: Path) -> None:
     sampler = groups.load_sampler(policy, config, train, config.rollout.max_completion_length)
     draw = groups.Draw(train.rows(indices), samples, sampling, config.seed, ("probe",))
     [completions] = groups.sample_groups(sampler, config, draw)
-    joined = join_scores(
-        config.rewards, completions, score_table(config.rewards, config.scoring, completions, train, policy)
-    )
+    scores = score_table(config.rewards, config.scoring, completions, train, policy, kept_models.elsewhere(config))
+    joined = join_scores(config.rewards, completions, scores)
     about = {"num_generations": samples, **groups.sampling_facts(config.model, sampling)}
     tables.write(
         output, joined, joined.schema, "probe", run=config.run, seed=config.seed, policy=policy.digest, **about

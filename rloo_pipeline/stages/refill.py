@@ -21,6 +21,7 @@ from rloo_pipeline.rollout.requests import SamplingConfig
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.training.selection import teaching_groups
 from rloo_pipeline.user_code.score_table import score_table, scoring_facts
+from rloo_pipeline.workers import kept_models
 
 
 def refill(
@@ -65,7 +66,8 @@ def refill(
         sampler = sampler or groups.load_sampler(policy, config, train, settings.max_completion_length)
         draw = groups.Draw(train.rows(rows), samples, sampling, config.seed, ("round", round_))
         [completions] = groups.sample_groups(sampler, config, draw)
-        parts.append(RoundTables(completions, score_table(config.rewards, config.scoring, completions, train, policy)))
+        scored = score_table(config.rewards, config.scoring, completions, train, policy, kept_models.elsewhere(config))
+        parts.append(RoundTables(completions, scored))
         teaching += teaching_groups(algorithm, samples, parts[-1]).tolist()
         seconds += sampler.seconds
     _write(config, round_, policy.digest, parts, output, output_scores)

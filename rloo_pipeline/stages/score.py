@@ -8,7 +8,6 @@ the held-out completions of the shard, by the functions that need no GPU, since 
 from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
 import pyarrow as pa
 
 from rloo_pipeline.artifacts import round_tables, tables
@@ -17,15 +16,11 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part
 from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.errors import UserError, did_you_mean
-from rloo_pipeline.runtime import cost, gpu_claims
+from rloo_pipeline.runtime import gpu_claims
 from rloo_pipeline.user_code.dispatch import WorkerPools
 from rloo_pipeline.user_code.score_batch import FunctionScores
 from rloo_pipeline.user_code.score_table import as_table, join, score_columns, scoring_facts
-from rloo_pipeline.user_code.worker_process import WorkerProcess
-from rloo_pipeline.workers import engine_cache
-
-KEPT = "processes of reward models"
-"""Name of the list of them that a warm worker keeps."""
+from rloo_pipeline.workers import kept_models
 
 
 def score(
@@ -63,8 +58,8 @@ def score(
     gpu_claims.claim(gpus)
     gpu_claims.note_subprocess_gpus(gpus)
     held_out_rollouts, held_out_scores = held_out or (None, None)
-    kept = _kept(config)
-    with WorkerPools(rewards, config.scoring.workers, kept) as pools:  # the workers start while tables are read
+    # the processes start while tables are read
+    with kept_models.pools(rewards, config.rewards, config.scoring.workers) as pools:
         shard = tables.read(rollouts, "rollouts")
         about = {**tables.facts_about(shard), "policy": tables.footer(shard)["policy"]}
         for file, part in zip(parts, separate.values(), strict=True):
@@ -74,7 +69,6 @@ def score(
         columns = score_columns(pools, shard, PromptSet(prompts / "train"), policy, more=len(others) > 0)
         if held_out_scores:
             _score_held_out(pools, others, prompts, policy, held_out_scores)
-    cost.count_processes([psutil.Process(worker.process.pid) for worker in kept or ()])
     if only is not None:
         scores = as_table(
             shard, tables.part_schema(only), {tables.score_column(only): columns[only].scores}, [columns[only]]
@@ -84,18 +78,6 @@ def score(
         columns |= {name: _read(part, name) for name, part in separate.items()}
         scores = join(config.rewards, shard, columns)
         tables.write(output, scores, scores.schema, "scores", **about, **scoring_facts(config.rewards))
-
-
-def _kept(config: Config) -> list[WorkerProcess] | None:
-    """The processes of reward models that earlier stages in this warm worker have left; None outside one. Those of
-    other runs' models end.
-    """
-    kept: list[WorkerProcess] = engine_cache.take(KEPT, None) or []
-    fitting = [process for process in kept if any(process.fits(reward) for reward in config.rewards)]
-    for process in kept:
-        if process not in fitting:
-            process.kill()
-    return fitting if engine_cache.keep(KEPT, None, fitting) else None
 
 
 def _score_held_out(pools: WorkerPools, shard: pa.Table, prompts: Path, policy: Policy, output: Path) -> None:

@@ -6,7 +6,7 @@ reported early. An async function mostly waits for a service: it has one worker,
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from multiprocessing.connection import wait
 from types import MappingProxyType
@@ -30,6 +30,8 @@ from rloo_pipeline.user_code.worker_process import (
 
 IMPORT_SECONDS = 600.0
 """Time limit for importing a function."""
+Elsewhere = Callable[..., FunctionScores | None]
+"""Calls a reward model in another process, with the arguments of `WorkerPools.score`; None if that fails."""
 POLL_SECONDS = 1.0
 """Maximum wait for messages before checking for dead processes."""
 
@@ -41,7 +43,13 @@ class WorkerPools:
     ends them all, except those that are kept.
     """
 
-    def __init__(self, rewards: Sequence[Reward], limit: int, kept: list[WorkerProcess] | None = None) -> None:
+    def __init__(
+        self,
+        rewards: Sequence[Reward],
+        limit: int,
+        kept: list[WorkerProcess] | None = None,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
         """Starts the workers.
 
         Args:
@@ -49,14 +57,20 @@ class WorkerPools:
             limit: maximum number of threads that compute at the same time, over all workers.
             kept: workers of earlier stages that rest; None keeps none. Leaving the `with` block adds those of this
                 stage whose function is a reward model.
+            elsewhere: calls reward models, which get workers of their own only where it returns None.
         """
         self.others = adopt_orphans()
         self.limit = limit
         self.rewards = list(rewards)
         self.kept = kept
-        self.started = [self._take_kept(reward) or [WorkerProcess(reward)] for reward in self.rewards]
+        self.elsewhere = [elsewhere if reward.is_model else None for reward in self.rewards]
+        self.started = [
+            [] if other else self._take_kept(reward) or [WorkerProcess(reward)]
+            for reward, other in zip(self.rewards, self.elsewhere, strict=True)
+        ]
         """The workers of each function."""
-        main = next((index for index, reward in enumerate(self.rewards) if _most_workers(reward, limit) > 1), None)
+        several = (place for place, reward in enumerate(self.rewards) if reward.most_processes(limit) > 1)
+        main = next((place for place in several if self.started[place]), None)
         if main is not None:
             wanted = 1 + max(0, (self.limit - len(self.rewards)) // self.rewards[main].threads)
             missing = wanted - len(self.started[main])
@@ -107,9 +121,14 @@ class WorkerPools:
                 number or None per completion; or it fails or times out and `on_error` or `on_timeout` is `fail`.
         """
         offered = batch.arguments()
-        with counting("scores", len(self.rewards) * len(batch.completions)) as counter:
-            jobs = [ScoringJob(reward, offered, samples, constants, counter.advance) for reward in self.rewards]
-            self.workers = dict(zip(jobs, self.started, strict=True))
+        found = [
+            other(reward, batch, samples, dict(constants)) if other and batch.completions else None
+            for reward, other in zip(self.rewards, self.elsewhere, strict=True)
+        ]
+        with counting("scores", found.count(None) * len(batch.completions)) as counter:
+            own = [place for place, results in enumerate(found) if results is None]
+            jobs = [ScoringJob(self.rewards[place], offered, samples, constants, counter.advance) for place in own]
+            self.workers = dict(zip(jobs, [self.started[place] for place in own], strict=True))
             for job, workers in self.workers.items():
                 for worker in workers:
                     if worker.signature is not None:
@@ -117,7 +136,8 @@ class WorkerPools:
             while self._step(more):
                 pass
         reap_orphans(self.others | {worker.process.pid for worker in chain(*self.started)})
-        return [job.results for job in jobs]
+        results_of_own = (job.results for job in jobs)
+        return [results or next(results_of_own) for results in found]
 
     def _step(self, more: bool) -> bool:
         """Assigns calls, waits for messages and handles them. Returns False once every job is finished."""
@@ -136,7 +156,7 @@ class WorkerPools:
             workers = self.workers[job]
             for worker in workers:
                 if job.waiting and worker.idle and (job.asynchronous or self._has_capacity(job)):
-                    worker.assign(job.take(_most_workers(job.reward, self.limit)))
+                    worker.assign(job.take(job.reward.most_processes(self.limit)))
             if self._needs_worker(job, workers):
                 workers.append(WorkerProcess(job.reward))
             if not job.waiting and not job.under_way:
@@ -153,7 +173,7 @@ class WorkerPools:
         without_calls = sum(not worker.calls for worker in workers)
         if job.asynchronous or len(job.waiting) <= without_calls:
             return False
-        return self._has_capacity(job) and len(workers) < _most_workers(job.reward, self.limit)
+        return self._has_capacity(job) and len(workers) < job.reward.most_processes(self.limit)
 
     def _has_capacity(self, job: ScoringJob) -> bool:
         """True if one more process of this function may compute. A process that is still starting counts as busy."""
@@ -210,10 +230,3 @@ class WorkerPools:
             job.record_failure(Failed(guilty, time.monotonic() - began, raised=cause, late=cause is None))
         else:
             job.put_back(list(begun), alone=True)
-
-
-def _most_workers(reward: Reward, limit: int) -> int:
-    """Maximum number of a function's processes that may compute at the same time within `limit` threads. A model on a
-    GPU is loaded once.
-    """
-    return 1 if reward.batch == "all" or reward.gpus else max(1, limit // reward.threads)

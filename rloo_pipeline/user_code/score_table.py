@@ -20,7 +20,7 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.user_code.completion_text import as_completion
-from rloo_pipeline.user_code.dispatch import WorkerPools
+from rloo_pipeline.user_code.dispatch import Elsewhere, WorkerPools
 from rloo_pipeline.user_code.reward_call import OWN_ARGUMENTS
 from rloo_pipeline.user_code.score_batch import FunctionScores, RewardBatch, log_summary
 
@@ -29,23 +29,33 @@ OF_PROMPTS = {*OWN_ARGUMENTS, "prompt", "prompt_ids", "environment_observation"}
 
 
 def score_table(
-    rewards: Sequence[Reward], scoring: Scoring, rollouts: pa.Table, prompts: PromptSet, policy: Policy
+    rewards: Sequence[Reward],
+    scoring: Scoring,
+    rollouts: pa.Table,
+    prompts: PromptSet,
+    policy: Policy,
+    elsewhere: Elsewhere | None = None,
 ) -> pa.Table:
     """Scores a rollouts table with all functions."""
-    return score_tables(rewards, scoring, [rollouts], prompts, policy)[0]
+    return score_tables(rewards, scoring, [rollouts], prompts, policy, elsewhere)[0]
 
 
 def score_tables(
-    rewards: Sequence[Reward], scoring: Scoring, rollouts: Sequence[pa.Table], prompts: PromptSet, policy: Policy
+    rewards: Sequence[Reward],
+    scoring: Scoring,
+    rollouts: Sequence[pa.Table],
+    prompts: PromptSet,
+    policy: Policy,
+    elsewhere: Elsewhere | None = None,
 ) -> list[pa.Table]:
     """Scores rollouts tables. A function's processes start once, unless several functions take turns on GPUs: a process
     ends when its function's last table is done.
     """
     if len(rollouts) > 1 and sum(bool(reward.gpus) for reward in rewards) > 1:
-        return [score_table(rewards, scoring, table, prompts, policy) for table in rollouts]
+        return [score_table(rewards, scoring, table, prompts, policy, elsewhere) for table in rollouts]
     if any(reward.gpus for reward in rewards):
         devices.free_gpu()  # a sampler in this process may hold the GPU
-    with WorkerPools(rewards, scoring.workers) as pools:
+    with WorkerPools(rewards, scoring.workers, elsewhere=elsewhere) as pools:
         columns = [score_columns(pools, table, prompts, policy, table is not rollouts[-1]) for table in rollouts]
     return [join(rewards, table, results) for table, results in zip(rollouts, columns, strict=True)]
 

@@ -22,11 +22,13 @@ from collections.abc import Callable, Sequence
 from rloo_pipeline.stages.table import ROWS
 
 FOLDER = "RLOO_WORKERS"
-ROLES = {row.stage: row.worker for row in ROWS if row.worker}
-"""Worker role of each stage that can run in a worker."""
+CALL_MODEL = "call-model"
+"""Command by which a stage lets a worker call a reward model (`kept_models`)."""
+ROLES = {row.stage: row.worker for row in ROWS if row.worker} | {CALL_MODEL: "scorer"}
+"""Worker role of each command that can run in a worker."""
 OF_A_RANK = ("TORCHELASTIC_RUN_ID", "RLOO_MEETING")
 """Environment variables of ranks (`runtime.ranks.is_rank`)."""
-PATIENCE = {"sampler": 10.0, "logprobs": 3.0, "trainer": 3.0, "scorer": 1.0, "observer": 10.0}
+PATIENCE = {"sampler": 10.0, "logprobs": 3.0, "trainer": 3.0, "scorer": 10.0, "observer": 10.0}
 """Seconds that a stage waits for a busy worker: about as long as an engine of its own takes to start, so that waiting
 at most doubles that time.
 """
@@ -126,6 +128,11 @@ def _last_run(name: str) -> str:
             return lock.read()
     except OSError:
         return ""
+
+
+def listens(role: str) -> bool:
+    """True if this process may use workers, and there is one of this role."""
+    return FOLDER in os.environ and bool(_listening(os.environ[FOLDER], role))
 
 
 def _listening(folder: str, role: str) -> list[str]:

@@ -44,6 +44,7 @@ def serve(
         after: role whose first stage starts before that import, so that it finds its cores free.
     """
     environment_at_start = dict(os.environ)  # without what stages set, such as the GPUs that they take
+    os.environ[client.FOLDER] = str(path.parent)  # for stages that another worker scores for
     scratch.use()  # before an import of torch, which would make a removed TMPDIR anew
     _end_with(controller, path.parent)
     engine_cache.enable()

@@ -47,6 +47,15 @@ ROUND = "results/mini/policies/00001", "results/mini/rounds/00001/held_out.json"
 """Targets that make all files of the round and its policy."""
 
 
+@pytest.mark.parametrize("deciding", ["answer", "reward_model"])
+def test_difficulty_waits_for_the_reward_model_only_if_it_decides(tmp_path, deciding) -> None:
+    select = {"dataset": {"select": {"weights": "static", "num_generations": 2}}, "correct": {"reward": deciding}}
+    target = "results/mini/warmstart/difficulty/000.parquet"
+    planned = Project(tmp_path / "project").planned("--", target, **PREFERENCES | select | {"judge": None})
+    assert "warmstart/difficulty/000.parquet" in planned
+    assert ("reward_model/checks.json" in planned) == (deciding == "reward_model")
+
+
 @pytest.mark.long
 def test_a_run_scores_with_the_reward_model_that_it_trains_and_goes_on_to_the_same_bytes(tmp_path) -> None:
     project = Project(tmp_path / "project")

@@ -2,21 +2,30 @@
 
 import os
 import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+from pathlib import Path
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
+import torch
 import yaml
-from helpers import Round, done, mini, rloo, write_prompts
+from helpers import Round, done, mini, rloo, wait_until, write_prompts
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from rloo_pipeline.artifacts import lineage, tables
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.config import REWARD_MODEL
+from rloo_pipeline.config import REWARD_MODEL, Config
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.runtime import cost
-from rloo_pipeline.stages.score import KEPT, _kept, score
+from rloo_pipeline.stages.score import score
 from rloo_pipeline.training.metrics import sample_metrics
-from rloo_pipeline.workers import engine_cache
+from rloo_pipeline.user_code.dispatch import WorkerPools
+from rloo_pipeline.user_code.score_batch import RewardBatch
+from rloo_pipeline.workers import client, engine_cache, kept_models
 
 MINE = """
 import time
@@ -126,15 +135,21 @@ def test_the_table_keeps_nulls_monitors_seconds_and_errors_for_any_number_of_wor
     assert "rewards/seconds/mean" not in metrics
 
 
+def reward_model(model: Path, folder: Path) -> tuple[torch.nn.Module, Path, list[dict]]:
+    """A reward model with the body of another model, its new folder, and the rewards of a run that scores with it."""
+    weights, made = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1), folder / "model"
+    AutoTokenizer.from_pretrained(model).save_pretrained(made)
+    weights.save_pretrained(made)
+    return weights, made, [{"function": REWARD_MODEL, "batch": "all", "options": {"model": str(made)}}]
+
+
 def test_a_warm_worker_keeps_the_process_of_a_reward_model_and_gets_the_scores_of_a_new_one(
     tmp_path, tiny_model, monkeypatch
 ) -> None:
-    run, model = Round(tmp_path / "run", tiny_model).write(1), tmp_path / "model"
+    run = Round(tmp_path / "run", tiny_model).write(1)
     rows = [{"prompt_id": f"0-{n}", "prompt": "x", "prompt_ids": [4], "answer": "1"} for n in range(8)]
     write_prompts(run.run / "prompts", rows)
-    weights = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1)
-    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(model)
-    rewards = [{"function": REWARD_MODEL, "batch": "all", "options": {"model": str(model)}}]
+    weights, model, rewards = reward_model(tiny_model, tmp_path)
     (run.run / "config.yaml").write_text(yaml.safe_dump(mini(rewards=rewards)))
     config, rollouts = load(run.run / "config.yaml").only("score"), run._table(1, "rollouts", 0)
 
@@ -143,9 +158,8 @@ def test_a_warm_worker_keeps_the_process_of_a_reward_model_and_gets_the_scores_o
         return untimed(tables.read(tmp_path / "scores.parquet", "scores"))
 
     def kept() -> list[subprocess.Popen]:
-        return [worker.process for worker in engine_cache._engines[KEPT][1]]
+        return [worker.process for worker in engine_cache._engines[kept_models.KEPT][1]]
 
-    weights.save_pretrained(model)
     alone = scored()
     monkeypatch.setattr(engine_cache, "_enabled", True)
     assert scored().equals(alone, check_metadata=True)
@@ -156,5 +170,47 @@ def test_a_warm_worker_keeps_the_process_of_a_reward_model_and_gets_the_scores_o
     assert scored()["reward"].to_pylist() == [-2 * reward for reward in alone["reward"].to_pylist()]
     assert kept() == [process], "it has loaded the model that replaced its own"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    assert _kept(config) == []
+    assert kept_models._kept(config.rewards) == []
     assert process.poll() is not None, "one that no reward of the run fits ends"
+
+
+@pytest.fixture
+def scorer(tmp_path, monkeypatch):
+    """A warm worker that scores, in a folder for this process and its stages."""
+    folder = tmp_path / "workers"
+    folder.mkdir(mode=0o700)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(client.FOLDER, str(folder))
+    command = [sys.executable, "-m", "rloo_pipeline", "worker", "--socket", folder / "scorer-0.sock"]
+    with subprocess.Popen([*command, "--controller", str(os.getpid())]) as worker:
+        wait_until((folder / "scorer-0.sock").exists)
+        yield worker
+        worker.kill()
+
+
+def test_a_stage_that_scores_elsewhere_gets_the_scores_of_the_process_that_a_worker_keeps(
+    tmp_path, tiny_model, monkeypatch, scorer
+) -> None:
+    config = Config(**mini(rewards=reward_model(tiny_model, tmp_path)[2]))
+    batch = RewardBatch(["1+1="] * 4, ["1", "22", "333", "4444"], [[1]] * 4, {})
+
+    def scored() -> tuple[list[float | None], int]:
+        """The scores, and the number of processes that this one has started for them."""
+        with WorkerPools(config.rewards, 1, elsewhere=kept_models.elsewhere(config)) as pools:
+            [results] = pools.score(batch, [4])
+            return results.scores, len([*chain(*pools.started)])
+
+    monkeypatch.setattr(cost, "_cpu_before", before := cost._cpu_before)
+    scores, started = scored()
+    assert started == 0
+    assert len({*scores}) == 4
+    assert before - cost._cpu_before > 0, "the CPU time of the process is the stage's"
+    [kept] = psutil.Process(scorer.pid).children()
+    assert scored() == (scores, 0)
+    assert psutil.Process(scorer.pid).children() == [kept]
+    kept.suspend()
+    with ThreadPoolExecutor() as other:
+        answer = other.submit(scored)
+        wait_until(lambda: any(tmp_path.glob("workers/tmp*")))
+        scorer.kill()
+        assert answer.result() == (scores, 1), "a stage whose worker dies calls the model itself"

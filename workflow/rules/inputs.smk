@@ -76,6 +76,7 @@ teachers_prompts = needed("prompts", lambda config: config.algorithm.teacher and
 # Digest and checks of the reward model that the run trains, if any. Stages that score wait for it, and rerun if the
 # digest changes.
 reward_model = needed("reward_model/checks.json", lambda config: config.reward_model)
+deciding_model = needed("reward_model/checks.json", lambda config: config.deciding_reward.uses_own_model)
 judgements = needed("judgements.parquet", lambda config: config.judge)
 # The first update waits for the checks, and uses them to prove which policy sampled. New checks do not retrain a round.
 # Rollouts do not wait for them, so a changed reward function does not resample.

@@ -106,7 +106,7 @@ rule difficulty:
     input:
         prompts=file("prompts"),
         policy=file("policies/00000"),
-        reward_model=reward_model,
+        reward_model=deciding_model,
     output:
         f"{RUN}/warmstart/difficulty/{{shard}}.parquet",
     log:

@@ -3,12 +3,15 @@
 import json
 
 import huggingface_hub
+import numpy as np
 import pytest
-from helpers import mini
+from helpers import mini, printed
+from safetensors.numpy import save_file
 
 from rloo_pipeline.artifacts.model_dims import ModelDims
-from rloo_pipeline.before_run import warm_engines
+from rloo_pipeline.before_run import memory, warm_engines
 from rloo_pipeline.before_run.memory import RunMemory
+from rloo_pipeline.commands import plan
 from rloo_pipeline.config import REWARD_MODEL, Config
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.stages.table import ROWS
@@ -20,6 +23,7 @@ QWEN_7B = ModelDims(3584, 28, 3584, 512, 18944, 152064, 7_600_000_000)
     ("gigabytes", "left_out"),
     [
         (256, set()),
+        (170, {"logprobs"}),
         (128, {"trainer"}),
         (40, {"trainer", "logprobs"}),
         (16, {"trainer", "logprobs", "sampler"}),
@@ -39,18 +43,26 @@ def test_each_rank_of_a_trainer_waits_with_a_copy_of_the_weights() -> None:
     assert not trainer(processes=4, zero_stage=3), "which is not kept"
 
 
-def test_a_reward_model_waits_too(tmp_path) -> None:
-    """One that the run trains is as large as the model."""
-    (tmp_path / "model.safetensors").write_bytes(b"0" * 1000)
+def test_a_reward_model_waits_too(tmp_path, monkeypatch) -> None:
+    """One that the run trains, or that is not on this machine yet, is as large as the model."""
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 50}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    save_file({"score": np.zeros(500, "float32")}, tmp_path / "model.safetensors")
+    cache = {"some/other": str(tmp_path / "config.json")}
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda name, *_, **__: cache.get(name))
     scored = [
         {"function": REWARD_MODEL, "name": name, "options": options, "gpus": 1}
-        for name, options in (("own", {}), ("other", {"model": str(tmp_path)}))
+        for name, options in (
+            ("own", {}),
+            ("other", {"model": "some/other"}),
+            ("missing", {"model": "some/missing", "dtype": "float32"}),
+        )
     ]
     pairs = {"train": {"path": "pairs.jsonl"}}
     config = Config(**mini(model={"dtype": "bfloat16"}, rewards=scored, reward_model=pairs))
     size = warm_engines.waiting_bytes(config, QWEN_7B)["scorer"]
-    assert size == 2 * warm_engines.PROCESS + 2 * QWEN_7B.parameters + 1000
-    assert warm_engines._too_many(config, QWEN_7B, 40e9) == {"trainer", "logprobs", "scorer"}
+    assert size == 3 * warm_engines.PROCESS + 2 * QWEN_7B.parameters + 1000 + 4 * QWEN_7B.parameters
+    assert warm_engines._too_many(config, QWEN_7B, 220e9) == {"scorer"}, "it starts in less time than the trainer"
     assert "scorer" not in warm_engines.waiting_bytes(Config(**mini()), QWEN_7B)
 
 
@@ -64,6 +76,16 @@ def test_a_stage_that_computes_beside_a_reward_model_leaves_it_room(stage) -> No
     without, beside = (Config(**mini(**changes)).only(stage) for changes in ({}, {"rewards": [model]}))
     room = [RunMemory(config, QWEN_7B)._process for config in (without, beside)]
     assert room[1] - room[0] == devices.IDLE["scorer"]
+
+
+def test_plan_counts_the_processes_of_reward_models_on_cpus(tmp_path) -> None:
+    """All of them, also those that only a batch of rows needs."""
+    reward = {"function": REWARD_MODEL, "options": {"model": "is/not/here"}, "threads": 2}
+    config = Config(**mini(rewards=[reward], scoring={"workers": 6}))
+    terms = memory.reward_models(config, QWEN_7B, "cpu")
+    assert terms == {"processes": 3 * 430e6, "weights of reward_model": 3.0 * 4 * QWEN_7B.parameters}
+    assert memory.reward_models(config, QWEN_7B, "cuda") == {}
+    assert "reward models on CPUs" in printed(plan.plan_run, config, None)
 
 
 def test_auto_looks_at_the_model_and_always_does_not(tmp_path, monkeypatch) -> None:

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import select
 import subprocess
 import sys
 import uuid
@@ -112,6 +113,27 @@ def test_a_worker_that_has_had_fewer_gpus_leaves_the_stage_to_another_process(mo
     gpu_claims.release()
     with pytest.raises(IncompatibleEngine, match="1 of 2 GPUs"):
         gpu_claims.claim(2)
+
+
+def test_a_stage_lends_its_gpus_to_the_worker_that_scores_for_it_and_takes_the_same_ones_back(
+    tmp_path, monkeypatch, gpus
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(gpus[:2]))
+    monkeypatch.setattr(gpu_claims, "_taken", [])
+    with stage(tmp_path, gpus[:2]) as trainer, stage(tmp_path, gpus[:2]) as scorer:
+        ask(trainer, 1, "end")
+        assert has(trainer) == gpus[1:2]
+        gpu_claims.claim(1)
+        with gpu_claims.lent():
+            ask(scorer, 1)
+            assert has(scorer) == gpus[:1]
+            ask(scorer, 0, "release")
+            assert has(scorer) == gpus[:1]
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == gpus[0]
+        ask(scorer, 1)
+        assert not select.select([scorer.stdout], [], [], 0.5)[0], "they are this stage's again"
+        gpu_claims.release()
+        assert has(scorer) == gpus[:1]
 
 
 def test_gpus_that_are_set_aside_are_hidden_from_the_engine_in_every_stage(monkeypatch, gpus) -> None:

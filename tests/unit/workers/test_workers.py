@@ -110,6 +110,7 @@ def test_a_worker_restarts_with_its_environment_of_before_the_stages(tmp_path, m
             client.with_short_path(connection.connect, str(path))
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv(client.FOLDER, str(tmp_path))  # the worker sets it, too
     monkeypatch.setattr(scratch, "use", lambda: None)
     for name, function in (("_answer", answer), ("_end_with", lambda *_: None)):
         monkeypatch.setattr(server, name, function)
