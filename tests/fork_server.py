@@ -306,6 +306,7 @@ def _become(
         code = 1
     with contextlib.suppress(BaseException):
         threading._shutdown()
+        gc.unfreeze = lambda: None  # vLLM ends with a search for garbage, else in all that was imported before the fork
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
