@@ -42,9 +42,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Compiles the package once for all commands. Turns forks off where the option says so."""
+    forks.use_forks = forks.use_forks and not config.getoption("--no-forks")
     if not hasattr(config, "workerinput"):
         compileall.compile_dir(ROOT / "rloo_pipeline", quiet=2)
-    forks.use_forks = forks.use_forks and not config.getoption("--no-forks")
+        if forks.use_forks and config.getoption("numprocesses", None):
+            forks.share()
     if not forks.use_forks and own_pytest.VARIABLE not in os.environ:
         config.pluginmanager.register(own_pytest)
         if forks.HAS_GPU:

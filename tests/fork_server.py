@@ -16,6 +16,7 @@ import os
 import pickle
 import pkgutil
 import runpy
+import select
 import selectors
 import shutil
 import signal
@@ -41,6 +42,8 @@ LIBRARIES = (
     *("snakemake.cli", "snakemake.report.html_reporter", "snakemake.storage", "smart_open", "yte"),
     *("pyarrow.parquet", "datasets", "peft", "tensorboard.summary.writer.record_writer"),
 )
+SERVE = "serve"
+"""In place of a module: the fork is a server itself, for the process with this id, at this address."""
 WORKER = [sys.executable, "-m", PACKAGE, "worker"]
 """The beginning of the command that starts a worker."""
 TORCHRUN = [sys.executable, "-m", f"{PACKAGE}.runtime.ranks"]
@@ -59,14 +62,29 @@ def serve(parent: int, listening: int) -> None:
     from rloo_pipeline.user_code.worker import die_with
 
     die_with(parent)
-    server, listener = os.getpid(), socket.socket(fileno=listening)
-    address = listener.getsockname().decode()
+    listener = socket.socket(fileno=listening)
+    select.select([listener], [], [])  # tests that run no command need no imports
     own_modules, own_files = _import(), _files(ROOT / PACKAGE)
     _hide_tests()
+    _serve(listener, parent, own_modules, own_files)
+
+
+def _serve(
+    listener: socket.socket,
+    client: int,
+    own_modules: Mapping[str, ModuleType],
+    own_files: Mapping[str, tuple[int, int]],
+) -> None:
+    """Runs the commands that arrive on a socket, of which one is to be another server, until the client has ended."""
+    die_with = own_modules[f"{PACKAGE}.user_code.worker"].die_with
+    server, address, client_end = os.getpid(), listener.getsockname().decode(), os.pidfd_open(client)
     selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ)
+    selector.register(client_end, selectors.EVENT_READ)
     while True:
         for key, _ in selector.select():
+            if key.fd == client_end:
+                os._exit(0)
             if key.fileobj is not listener:
                 # else the command has just been answered for, and another one may have the descriptor
                 if selector.get_map().get(key.fd) is key:
@@ -85,10 +103,19 @@ def serve(parent: int, listening: int) -> None:
                 os.close(ended)
                 other.close()
             selector.close()
-            connection.close()
+            os.close(client_end)
             listener.close()
             if own_session:
                 os.setsid()
+            if command[0] == SERVE:
+                _, client, address = command
+                listener = socket.socket(socket.AF_UNIX)
+                listener.bind(address)
+                listener.listen(100)
+                connection.sendall(b"%d\n" % os.getpid())
+                connection.close()
+                _serve(listener, client, own_modules, own_files)
+            connection.close()
             _become(*command, address=address, own_modules=own_modules, own_files=own_files)
 
 
@@ -279,6 +306,7 @@ def _become(
         code = 1
     with contextlib.suppress(BaseException):
         threading._shutdown()
+        gc.unfreeze = lambda: None  # vLLM ends with a search for garbage, else in all that was imported before the fork
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()

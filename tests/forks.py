@@ -43,7 +43,9 @@ use_forks = not HAS_GPU
 _in_turns = FileLock(Path(tempfile.gettempdir()) / f"rloo-tests-{os.getuid()}.gpu")
 _address = f"\0rloo-tests-{os.getpid()}"
 """Socket of the process from which commands are forked: a name that no file has."""
-_server: subprocess.Popen[bytes] | None = None
+SHARED = "RLOO_TESTS_SERVER"
+"""Variable with the address of the server of which the servers of pytest's workers are forks, without its null byte."""
+_server: subprocess.Popen[bytes] | psutil.Process | None = None
 
 
 class Command(NamedTuple):
@@ -125,6 +127,11 @@ def address() -> str:
     return _address if use_forks else ""
 
 
+def share() -> None:
+    """Has the libraries imported once for all pytest workers that this process starts."""
+    os.environ[SHARED] = address()[1:]
+
+
 def words_of(process: psutil.Process) -> list[str]:
     """The command line of a process that may have ended; of a fork, the beginning of its arguments."""
     try:
@@ -190,13 +197,17 @@ def close() -> None:
     """Ends the process from which commands are forked, if it runs, and with it these commands."""
     global _server
     if _server is not None:
-        _server.kill()
-        _server.wait()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            _server.kill()
+            _server.wait()
         _server = None
 
 
-def _started() -> subprocess.Popen[bytes]:
+def _started() -> subprocess.Popen[bytes] | psutil.Process:
     global _server
+    if _server is None and SHARED in os.environ:
+        asked = Fork(f"\0{os.environ[SHARED]}", [fork_server.SERVE, os.getpid(), _address], own_session=True)
+        _server = psutil.Process(asked.wait())
     if _server is None:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(_address)

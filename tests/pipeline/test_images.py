@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 def test_a_model_of_images_learns_colours(tmp_path) -> None:
     project = Project(tmp_path / "project")
     config = yaml.safe_load((ROOT / "config" / "vision-demo.yaml").read_text())
-    (project.folder / "vision.yaml").write_text(yaml.safe_dump(config | {"rounds": 20}))
+    (project.folder / "vision.yaml").write_text(yaml.safe_dump(config | {"rounds": 12}))
     outcome = project.snakemake("--cores", "1", "--configfile", "vision.yaml")
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     run = project.folder / "results" / config["run"]

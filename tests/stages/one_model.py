@@ -59,7 +59,6 @@ def rollout(rollouts: list[tuple[Path, Rollout]]) -> tuple[list[Rows], str]:
             break
         sampled = sampler.sample(request.requests, "completions")
         rows.append([([*completion.ids], [*completion.logps]) for completion in sampled])
-    sampler.leave_gpu()
     return rows, " ".join(messages)
 
 
