@@ -48,6 +48,8 @@ MEANINGS = (
 )
 UNKNOWN = ("extra_forbidden", "missing")
 """Types of problems with a key that the section does not have."""
+MOST_NAMED = 5
+"""Keys that a message names besides the one that it explains."""
 KEYS_OF_OTHER_SYSTEMS = {key: meaning for keys, meaning in MEANINGS for key in keys.split()}
 """Keys of TRL, verl, OpenRLHF and others, and what they are called here."""
 
@@ -79,20 +81,18 @@ def _first_problem(error: ValidationError, whole: type[Section]) -> str:
     """
     problems = sorted(error.errors(), key=lambda one: (one["type"] != "extra_forbidden", _is_mapping_for_text(one)))
     problem, location = problems[0], problems[0]["loc"]
-    places = {(*_follow(one["loc"], whole)[0], one["loc"][-1] if one["type"] in UNKNOWN else "") for one in problems}
-    count = len(places)  # the members of a union are one place
-    others = f" (and {count - 1} more)" if count > 1 else ""
+    # the members of a union are one place
+    key, *rest = dict.fromkeys(_key_of(one, whole) for one in problems)
+    more = f" and {len(rest) - MOST_NAMED} more" if len(rest) > MOST_NAMED else ""
+    others = f" (also wrong: {', '.join(filter(None, rest[:MOST_NAMED]))}{more})" if any(rest) else ""
+    if problem["type"] == "missing":
+        return f"key '{key}' is missing{others}"
     if problem["type"] in UNKNOWN:
-        keys, section = _follow(location[:-1], whole)
-        unknown = str(location[-1])
-        key = ".".join([*keys, unknown])
-        if problem["type"] == "missing":
-            return f"key '{key}' is missing{others}"
-        suggestion = _suggestion(section, unknown)
+        section = _follow(location[:-1], whole)[1]
+        suggestion = _suggestion(section, str(location[-1]))
         listing = "" if suggestion or not section else f"; known keys here: {', '.join(section.model_fields)}"
         return f"unknown key '{key}'{suggestion}{others}{listing}"
-    keys, section = _follow(location, whole)
-    key, message = ".".join(keys), problem["msg"].removeprefix("Value error, ")
+    section, message = _follow(location, whole)[1], problem["msg"].removeprefix("Value error, ")
     if section is not None and problem["type"] in ("model_type", "dict_type"):
         if problem["input"] is None:
             return f"{key}: the section is empty; give it a key, or leave it out{others}"
@@ -101,6 +101,13 @@ def _first_problem(error: ValidationError, whole: type[Section]) -> str:
     if _is_mapping_for_text(problem):
         value += "; quote a string that begins with a brace"
     return f"{key + ': ' if key else ''}{message}{value}{others}"
+
+
+def _key_of(problem: ErrorDetails, whole: type[Section]) -> str:
+    """The key that a problem is about; for an unknown or missing key, that key itself."""
+    location = problem["loc"]
+    named = [str(location[-1])] if problem["type"] in UNKNOWN else []
+    return ".".join([*_follow(location[: len(location) - len(named)], whole)[0], *named])
 
 
 def _is_mapping_for_text(problem: ErrorDetails) -> bool:

@@ -176,7 +176,7 @@ def test_a_wrong_key_is_explained_by_the_keys_of_what_was_read(tmp_path) -> None
     with pytest.raises(UserError, match=r"rewards\.yaml: unknown key 'model'; known keys here: rewards$"):
         load_rewards(file, validate(mini(), "test"))
     file.write_text("model: {}\nrun: a\nrewards: [{function: 'mine.py:f'}]\n")
-    with pytest.raises(UserError, match=r"unknown key 'model' \(and 1 more\); known keys here: rewards$"):
+    with pytest.raises(UserError, match=r"unknown key 'model' \(also wrong: run\); known keys here: rewards$"):
         load_rewards(file, validate(mini(), "test"))
     file.write_text("- {function: 'mine.py:f'}\n")
     with pytest.raises(UserError, match=r"rewards\.yaml: must be a mapping with a list `rewards`$"):
