@@ -202,12 +202,7 @@ class Engine:
         return float(self.sum_over_ranks(loss))
 
     def _backward(
-        self,
-        sequences: Sequences,
-        batches: list[list[int]],
-        filler: int,
-        loss_of: LossOf,
-        advance: Advance | None,
+        self, sequences: Sequences, batches: list[list[int]], filler: int, loss_of: LossOf, advance: Advance | None
     ) -> Tensor:
         """Accumulates this rank's gradients and returns its share of the loss; an empty batch runs row `filler`
         instead.

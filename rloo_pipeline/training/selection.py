@@ -44,10 +44,7 @@ class Selection(NamedTuple):
 
 
 def select(
-    algorithm: Algorithm,
-    samples: int,
-    scores: Float64[Tensor, " completions"],
-    truncated: Bool[Tensor, " completions"],
+    algorithm: Algorithm, samples: int, scores: Float64[Tensor, " completions"], truncated: Bool[Tensor, " completions"]
 ) -> Selection:
     """Decides which completions are masked or excluded, and which groups teach.
 
