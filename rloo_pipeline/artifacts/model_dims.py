@@ -129,8 +129,7 @@ def is_recurrent(hf_config: dict[str, Any]) -> bool:
 
 def is_tied(hf_config: Mapping[str, Any]) -> bool:
     """True if a config.json says that embedding and vocabulary projection share their weights."""
-    text = text_config(hf_config)
-    return bool(text.get("tie_word_embeddings", hf_config.get("tie_word_embeddings", False)))
+    return bool(text_config(hf_config).get("tie_word_embeddings", hf_config.get("tie_word_embeddings", False)))
 
 
 def read(folder: Path, hf_config: Mapping[str, Any]) -> ModelDims:

@@ -71,8 +71,7 @@ class PromptSet:
     @cached_property
     def longest(self) -> int:
         """Length of the longest prompt in tokens."""
-        lengths = pc.list_value_length(self.table["prompt_ids"])
-        return int(pc.max(lengths).as_py())
+        return int(pc.max(pc.list_value_length(self.table["prompt_ids"])).as_py())
 
     @property
     def columns(self) -> list[str]:

@@ -114,8 +114,7 @@ def score_column(function: str) -> str:
 
 def scores_schema(functions: Sequence[str]) -> pa.Schema:
     """Schema of scores: one nullable column per reward function, their weighted sum, scoring seconds and errors."""
-    fields = [pa.field(score_column(name), pa.float64()) for name in functions]
-    return pa.schema([*KEYS, *fields, *SCORED])
+    return pa.schema([*KEYS, *(pa.field(score_column(name), pa.float64()) for name in functions), *SCORED])
 
 
 def part_schema(function: str) -> pa.Schema:

@@ -22,10 +22,7 @@ from rloo_pipeline.rewards import math
 
 T = TypeVar("T")
 MATH_REWARD = "rloo_pipeline.rewards.math:math_reward"
-GOLD_COLUMNS = {
-    MATH_REWARD: ("answer", "solution"),
-    "rloo_pipeline.rewards.answer:exact_answer_reward": ("answer",),
-}
+GOLD_COLUMNS = {MATH_REWARD: ("answer", "solution"), "rloo_pipeline.rewards.answer:exact_answer_reward": ("answer",)}
 """Rewards that compare with a gold answer, and the columns that may hold it, of which the first existing one counts."""
 CODE_REWARD = "rloo_pipeline.rewards.code:code_reward"
 MOST_ROWS, MOST_PAIRS = 20_000, 200

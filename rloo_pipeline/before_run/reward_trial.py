@@ -156,11 +156,7 @@ def _call(
 
 
 def _changed(
-    pools: WorkerPools,
-    scored: FunctionScores,
-    batch: RewardBatch,
-    samples: Sequence[int],
-    constants: Mapping[str, Any],
+    pools: WorkerPools, scored: FunctionScores, batch: RewardBatch, samples: Sequence[int], constants: Mapping[str, Any]
 ) -> str:
     """A warning if a second call, with each completion alone where a run may do that, fails or gives other scores.
 

@@ -45,11 +45,7 @@ def option(*flags: str, **keywords: Any) -> Option:
 
 
 def command(
-    name: str,
-    run: Callable[[argparse.Namespace], None] | str,
-    about: str,
-    *options: Option,
-    passes_rest: bool = False,
+    name: str, run: Callable[[argparse.Namespace], None] | str, about: str, *options: Option, passes_rest: bool = False
 ) -> Command:
     """Makes a command, which also takes `--log`.
 
@@ -107,12 +103,7 @@ CONFIGURATION = (
         "--config", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="keys to change, as in Snakemake"
     ),
 )
-CONFIG = option(
-    "--configfile",
-    dest="config",
-    type=Path,
-    help="configuration (default: config.yaml of the run)",
-)
+CONFIG = option("--configfile", dest="config", type=Path, help="configuration (default: config.yaml of the run)")
 RUN = option("run", type=Path, metavar="RUN", help="folder of the run, results/<run>")
 
 

@@ -53,10 +53,7 @@ def experiment(folder: Path) -> None:
     finished = experiment_summary.read(folder)
     summary = experiment_summary.summary_of(finished)
     write_json(folder / "experiment.json", summary)
-    for name, table in (
-        ("experiment.csv", arms_table(summary)),
-        ("runs.csv", runs_table(summary)),
-    ):
+    for name, table in (("experiment.csv", arms_table(summary)), ("runs.csv", runs_table(summary))):
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(table)
         write_text(folder / name, text.getvalue())

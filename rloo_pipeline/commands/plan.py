@@ -227,8 +227,7 @@ def _print_gpu(run: GpuEstimate, hours: Mapping[str, float], console: Terminal) 
     }
     round_ = _round_seconds(config, hours)
     whole = f"{estimate.minutes(config.rounds * round_)}, {config.rounds:,} × {round_:,.1f} s"
-    title = f"GPU-hours: about {sum(hours.values()):,.1f}; wall-clock: about {whole}"
-    _print_rows(console, title, rows)
+    _print_rows(console, f"GPU-hours: about {sum(hours.values()):,.1f}; wall-clock: about {whole}", rows)
     for line in exchange.lines(config, run.shape, round_):
         console.print(line)
     console.print(f"  assumed: {estimate.ASSUMED}; wall-clock without warm start, scoring, evaluation and queues")

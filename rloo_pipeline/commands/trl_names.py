@@ -8,18 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rloo_pipeline.commands.trl_syntax import (
-    UNSHOWN,
-    Binding,
-    Node,
-    all_nodes,
-    assignments,
-    bound,
-    element,
-    free_names,
-    name_of,
-    parameters,
-)
+from rloo_pipeline.commands import trl_syntax
+from rloo_pipeline.commands.trl_syntax import UNSHOWN, Binding, Node, all_nodes, free_names, name_of
 
 PASSES = 5
 """Most conditions inside each other that are read, since each pass knows the names that the one before found."""
@@ -75,11 +65,11 @@ class ScriptNames(ABC):
         """True if a condition holds; None if the script does not show it."""
 
     def _bind(self, statement: ast.stmt, function: ast.FunctionDef | None = None) -> None:
-        for name, value, place in bound(statement):
+        for name, value, place in trl_syntax.bound(statement):
             self.bindings.setdefault(name, []).append(Binding(statement, value, place, function))
 
     def _bind_parameters(self, function: ast.FunctionDef, calls: Sequence[ast.Call]) -> None:
-        for name, passed in parameters(function, calls).items():
+        for name, passed in trl_syntax.parameters(function, calls).items():
             self.bindings.setdefault(name, []).append(Binding(function, passed))
 
     def _flat(self, body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
@@ -132,7 +122,7 @@ class ScriptNames(ABC):
             if found.place is None:
                 return self.resolved(found.value, take)
             several = self._returned(found.value)
-            if part := element(several, found.place):
+            if part := trl_syntax.element(several, found.place):
                 return self.resolved(part, take)
             if found.place == 0 and isinstance(several, ast.Call) and name_of(several.func) == "from_pretrained":
                 return several  # model, tokenizer = FastLanguageModel.from_pretrained(…)
@@ -178,7 +168,7 @@ class ScriptNames(ABC):
         """
         lines = (*self.statements, *self.inner)
         for statement in sorted(lines, key=lambda statement: self.when(statement.lineno)):
-            for place, value in assignments(statement):
+            for place, value in trl_syntax.assignments(statement):
                 if isinstance(place, kind):
                     yield place, value
 

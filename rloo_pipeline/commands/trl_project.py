@@ -165,8 +165,7 @@ class TrlProject(TrlModel):
         if not isinstance(node, ast.Call) or name_of(node.func) != "load_dataset":
             return None
         keywords = {name: self._value(value) for name, value in self.script.keywords(node).items()}
-        names = [self._value(argument) for argument in node.args]
-        keywords |= dict(zip(("path", "name"), names, strict=False))
+        keywords |= dict(zip(("path", "name"), map(self._value, node.args), strict=False))
         path, split = keywords.pop("path", None), keywords.pop("split", split)
         name, revision = keywords.pop("name", None), keywords.pop("revision", None)
         is_file = path in ("json", "parquet", "csv", "text")

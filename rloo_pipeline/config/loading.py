@@ -130,8 +130,7 @@ def read_mapping(path: Path, changes: Sequence[str] = ()) -> JSON:
     Raises:
         UserError: the file is missing, not YAML, or not a mapping.
     """
-    changed = read_changes(changes)
-    return merge(_require_mapping(_parse_file(_read(path), str(path)), str(path)), changed)
+    return merge(_require_mapping(_parse_file(_read(path), str(path)), str(path)), read_changes(changes))
 
 
 def read_changes(changes: Iterable[str]) -> JSON:

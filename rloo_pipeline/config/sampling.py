@@ -41,9 +41,7 @@ class Rollout(Section):
         Excluded(("environment_python",), ("environment_image",), "which has its own Python"),
         Excluded(("environment_gpus",), ("environment_sandbox",), "which has no GPUs"),
         Excluded(
-            ("tools", "environment"),
-            ("generation_kwargs",),
-            "since turns end and continue as the chat template says",
+            ("tools", "environment"), ("generation_kwargs",), "since turns end and continue as the chat template says"
         ),
         Excluded(("tools", "environment"), ("router_replay", "token_budget")),
         Excluded(("token_budget",), ("lag", "refill", "oversample", "router_replay", "generation_kwargs")),

@@ -4,18 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, product
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, get_args
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    ValidatorFunctionWrapHandler,
-    create_model,
-    field_validator,
-    model_validator,
-)
+import pydantic
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -58,12 +48,12 @@ class Excluded(NamedTuple):
     """A clause that follows the other key; empty for what is not supported yet."""
 
 
-class Section(BaseModel):
+class Section(pydantic.BaseModel):
     """A section of the configuration. It is immutable and refuses unknown keys, NaN, infinity, booleans for numbers,
     the conflicts that `EXCLUDED` and `_problems` name, and keys that nothing reads without another one (`USED_WITH`).
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
     # keys by the one without which nothing reads them
     USED_WITH: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     EXCLUDED: ClassVar[tuple[Excluded, ...]] = ()
@@ -76,9 +66,9 @@ class Section(BaseModel):
         """Yields a sentence for each conflict between keys; called once each key is valid by itself."""
         yield from ()
 
-    @field_validator("*", mode="wrap")
+    @pydantic.field_validator("*", mode="wrap")
     @classmethod
-    def _refuse_boolean(cls, value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    def _refuse_boolean(cls, value: Any, check: pydantic.ValidatorFunctionWrapHandler) -> Any:
         checked = check(value)
         both = isinstance(value, list) and isinstance(checked, list | tuple)
         pairs = zip(value, checked, strict=False) if both else [(value, checked)]
@@ -111,8 +101,8 @@ class Section(BaseModel):
             pairs = product(filter(None, map(self._setting, keys)), filter(None, map(self._setting, others)))
             yield from (f"{key} cannot be used with {other}{why}; change one of the two" for key, other in pairs)
 
-    @model_validator(mode="after")
-    def _refuse_first_problem(self, info: ValidationInfo) -> Self:
+    @pydantic.model_validator(mode="after")
+    def _refuse_first_problem(self, info: pydantic.ValidationInfo) -> Self:
         alone = ((key, keys) for key, keys in self.USED_WITH.items() if not getattr(self, key))
         unused = (problem for key, keys in alone for problem in self.unused(keys, f"without {key}; set that"))
         for problem in chain(self._conflicts(), self._problems(), unused):
@@ -125,7 +115,7 @@ def with_fields(fields: JSON) -> Callable[[type[S]], type[S]]:
     """Adds fields to a section, by name: type and default. Type checkers see the class as it is written."""
 
     def add(section: type[S]) -> type[S]:
-        return create_model(
+        return pydantic.create_model(
             section.__name__, __base__=section, __doc__=section.__doc__, __module__=section.__module__, **fields
         )
 

@@ -54,8 +54,7 @@ def keep() -> None:
     """Writes new facts to the user's cache, if it is writable."""
     if not _new:
         return
-    both = {**_kept(), **_new}
-    text = json.dumps(dict(list(both.items())[-MOST:]))
+    text = json.dumps(dict([*{**_kept(), **_new}.items()][-MOST:]))
     temporary = _file().with_suffix(f".{os.getpid()}")
     with contextlib.suppress(OSError):
         _file().parent.mkdir(parents=True, exist_ok=True)

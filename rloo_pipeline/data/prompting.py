@@ -277,8 +277,7 @@ def chat_ids(
 
 def guard(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) -> PlainText:
     """The encoder that keeps data text plain; configured texts may spell special tokens other than end tokens."""
-    own = (dataset.system_prompt, dataset.user_prompt)
-    return plain_text(tokenizer, "\n".join(filter(None, own)))
+    return plain_text(tokenizer, "\n".join(filter(None, (dataset.system_prompt, dataset.user_prompt))))
 
 
 def _ids_of_string(prompt: str, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, path: str) -> list[int]:

@@ -151,11 +151,7 @@ def _start(command: str) -> str:
     parent = os.getpid()
     try:
         server = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            env=inherited,
-            start_new_session=True,
-            preexec_fn=lambda: die_with(parent),
+            argv, stdin=subprocess.DEVNULL, env=inherited, start_new_session=True, preexec_fn=lambda: die_with(parent)
         )
     except OSError as error:
         raise UserError(f"rollout.environment: {argv[0]} cannot be started ({error.strerror}); correct it") from None

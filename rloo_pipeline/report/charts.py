@@ -152,5 +152,4 @@ def shared_charts(functions: Sequence[str]) -> list[Chart]:
     ]
     length = LENGTH._replace(caption="Mean number of tokens.", band=None)
     clipped = CLIPPED._replace(lines={"clip_ratio/region_mean": "clipped"})
-    first = REWARD_OF_RUNS._replace(height=HEIGHT_OF_FIRST)
-    return [first, *deciding, ENTROPY, length, KL, GRADIENT, clipped]
+    return [REWARD_OF_RUNS._replace(height=HEIGHT_OF_FIRST), *deciding, ENTROPY, length, KL, GRADIENT, clipped]

@@ -63,8 +63,7 @@ def figure(chart: Chart, rounds: Rounds) -> JSON | None:
 
 def figure_of_runs(chart: Chart, runs: Mapping[str, Rounds]) -> JSON | None:
     """Draws a chart's first line for several runs, by name; None if no run has it. The page has the legend."""
-    curves = [Curve.of(name, chart.first_metric, rounds) for name, rounds in runs.items()]
-    return _figure(chart, curves)
+    return _figure(chart, [Curve.of(name, chart.first_metric, rounds) for name, rounds in runs.items()])
 
 
 def figure_of_arms(chart: Chart, arms: Mapping[str, Sequence[Rounds]]) -> JSON | None:

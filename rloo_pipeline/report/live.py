@@ -96,8 +96,7 @@ def watched(run: RunFiles, progress: Progress, ended: bool = False) -> Renderabl
         state = Text(f"  between two jobs, or not running{_if_copied(run)}", "yellow")
     gain = [outcome(read_artifact(run.folder / "summary.json"))] if progress.finished else []
     details = [*gain, "", _curves(run), *_diagnosis(showing(run.symptoms(since=len(run.rounds)), len(run.rounds))), ""]
-    jobs = map(_working, progress.working)
-    view = frame([LiveRun(run)], progress.stages, jobs, ROUNDS, state, details)
+    view = frame([LiveRun(run)], progress.stages, map(_working, progress.working), ROUNDS, state, details)
     sample = sample_of(run)
     return Group(view, _sample(sample)) if sample else view
 

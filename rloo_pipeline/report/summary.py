@@ -9,19 +9,9 @@ import pyarrow as pa
 
 from rloo_pipeline.artifacts import lineage, prompt_counts, tables
 from rloo_pipeline.artifacts.files import check_facts, read_artifact
+from rloo_pipeline.checks import statistics
 from rloo_pipeline.checks.history import Metrics
-from rloo_pipeline.checks.statistics import (
-    RESAMPLES,
-    Array,
-    Estimate,
-    estimate_share,
-    gain,
-    holm,
-    pass_at_ks,
-    powers_of_two,
-    prompt_means,
-    two_values,
-)
+from rloo_pipeline.checks.statistics import RESAMPLES, Array, Estimate
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.data.prompts_of_round import kept_rows
 from rloo_pipeline.judging import run_files
@@ -123,10 +113,10 @@ def gains_of(config: Config, run: Path, pair: Pair) -> dict[str, dict[str, Any]]
     """
     samples = config.evaluation.num_generations
     # number of independent samples behind each value, if scores have two values
-    drawn = {f"pass@{k}": samples // k for k in powers_of_two(samples)} | {"truncated": samples}
+    drawn = {f"pass@{k}": samples // k for k in statistics.powers_of_two(samples)} | {"truncated": samples}
     widths: dict[str, float] = {}
     for name in score_names(config.rewards):
-        if values := two_values(*(scores_of(table, name, samples) for table in pair)):
+        if values := statistics.two_values(*(scores_of(table, name, samples) for table in pair)):
             drawn[f"rewards/{name}"], widths[f"rewards/{name}"] = samples, values[1] - values[0]
     before, after = (_values(config, table, samples) for table in pair)
     greedy = read_pair(run, "greedy")
@@ -135,10 +125,10 @@ def gains_of(config: Config, run: Path, pair: Pair) -> dict[str, dict[str, Any]]
         before["greedy"], after["greedy"] = (is_correct(config, table, 1).mean(axis=1) for table in greedy)
     seed = derive(config.seed, "bootstrap")
     gains = {
-        name: gain(before[name], after[name], RESAMPLES, seed, drawn.get(name), widths.get(name, 1.0))
+        name: statistics.gain(before[name], after[name], RESAMPLES, seed, drawn.get(name), widths.get(name, 1.0))
         for name in before
     }
-    corrected = holm({name: paired.p for name, paired in gains.items()})
+    corrected = statistics.holm({name: paired.p for name, paired in gains.items()})
     return {name: {**paired._asdict(), "p_holm": corrected[name]} for name, paired in gains.items()}
 
 
@@ -164,14 +154,13 @@ def judged(config: Config, run: Path, pair: Pair) -> dict[str, Any]:
     of = {name: tables.footer(table)[tables.DIGEST] for name, table in zip(("warmstart", "final"), pair, strict=True)}
     table = tables.read(run / "judgements.parquet", "judgements", **of)
     verdicts = np.array([table[name].to_numpy() for name in ("final_first", "warmstart_first")], dtype=float)
-    by_prompt = verdicts.reshape(2, -1, config.evaluation.num_generations)
-    rate, same = judged_rate(by_prompt)
+    rate, same = judged_rate(verdicts.reshape(2, -1, config.evaluation.num_generations))
     return {"rate": rate and rate._asdict(), "same_in_both_orders": same}
 
 
 def _values(config: Config, table: pa.Table, samples: int) -> dict[str, Array]:
     """The values of a policy to compare, [prompts]; NaN if no sample of the prompt has the reward."""
-    values = {f"pass@{k}": passes for k, passes in pass_at_ks(is_correct(config, table, samples)).items()}
+    values = {f"pass@{k}": passes for k, passes in statistics.pass_at_ks(is_correct(config, table, samples)).items()}
     for name in score_names(config.rewards):
         scores = scores_of(table, name, samples)
         scored, none = (~np.isnan(scores)).sum(axis=1), np.full(len(scores), np.nan)
@@ -254,5 +243,5 @@ def judged_rate(verdicts: Array) -> tuple[Estimate | None, float | None]:
 
 def _over_prompts(wins: Array) -> Estimate | None:
     """The mean over prompts of [prompts, pairs], NaN for pairs that do not count."""
-    values = prompt_means(wins)
-    return estimate_share(values, wins.shape[1]) if len(values) else None
+    values = statistics.prompt_means(wins)
+    return statistics.estimate_share(values, wins.shape[1]) if len(values) else None

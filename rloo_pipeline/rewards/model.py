@@ -276,6 +276,5 @@ def _logits(loaded: LoadedModel, ids: list[list[int]]) -> torch.Tensor:
     tokens = torch.tensor([row + [loaded.pad or 0] * (longest - len(row)) for row in ids], device=loaded.device)
     lengths = torch.tensor([len(row) for row in ids], device=loaded.device)
     mask = torch.arange(longest, device=loaded.device) < lengths[:, None]
-    outputs = loaded.model(input_ids=tokens, attention_mask=mask.long())
-    logits: torch.Tensor = outputs.logits
+    logits: torch.Tensor = loaded.model(input_ids=tokens, attention_mask=mask.long()).logits
     return logits

@@ -336,12 +336,7 @@ def visible_gpu(parallel: int) -> VisibleGpu:
 
 
 def gpu_budget(
-    dims: ModelDims,
-    engine: EngineSettings,
-    card: VisibleGpu,
-    longest: int,
-    recurrent: bool = False,
-    kept: bool = True,
+    dims: ModelDims, engine: EngineSettings, card: VisibleGpu, longest: int, recurrent: bool = False, kept: bool = True
 ) -> GpuBudget:
     """Divides vLLM's share of a GPU.
 

@@ -98,5 +98,4 @@ def _cpu_of(process: psutil.Process) -> float:
 
 def _peak_mb() -> float:
     """Peak resident set of this process in MiB."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024

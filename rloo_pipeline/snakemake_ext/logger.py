@@ -43,8 +43,7 @@ NOISE = re.compile(
 ENDS = ("Exiting because a job execution failed", "WorkflowError:\nAt least one job did not complete successfully")
 """Errors that only say that some job failed; the last lines give the details."""
 ERROR = re.compile(
-    r'WorkflowError(?: in file "[^"]*", line \d+)?:\n(?P<sentence>.*?)\n(?P<frames>  File "[^"]*", line .*)',
-    re.DOTALL,
+    r'WorkflowError(?: in file "[^"]*", line \d+)?:\n(?P<sentence>.*?)\n(?P<frames>  File "[^"]*", line .*)', re.DOTALL
 )
 RAISES = re.compile(r'/workflow/(?:Snakefile|rules/common\.smk)"|/rloo_pipeline/snakemake_ext/controller\.py"')
 """Files that turn a UserError into a Snakemake error; showing their names would not help the user."""

@@ -56,8 +56,7 @@ def prompts(config: Config, assets: Path, output: Path) -> None:
         sets: dict[str, Dataset] = {}
         for name in parts.order:
             path = places[name]["path"]
-            rows = parts.kept(name, read_rows(config.dataset.parts[name], path), path)
-            sets[name] = packed(rows, path)
+            sets[name] = packed(parts.kept(name, read_rows(config.dataset.parts[name], path), path), path)
     model_inputs.check_context(config, model.config, parts.longest, str(model))
     with atomic_folder(output) as temporary:
         for name, part in sets.items():

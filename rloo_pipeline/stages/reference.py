@@ -47,12 +47,7 @@ class Scorer(NamedTuple):
 
 
 def write_logps(
-    kind: str,
-    scorers: Sequence[Scorer],
-    rollouts: Path,
-    output: Path,
-    prompts: Path | None = None,
-    top_k: int = 0,
+    kind: str, scorers: Sequence[Scorer], rollouts: Path, output: Path, prompts: Path | None = None, top_k: int = 0
 ) -> None:
     """Writes the log-probs of a shard under models that never change: the reference policy or teachers.
 

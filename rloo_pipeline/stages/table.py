@@ -297,13 +297,7 @@ ROWS = (
         worker="observer",
         watched=False,
     ),
-    _row(
-        "track",
-        "tracking/{round}.json",
-        when=lambda config, _: bool(config.trackers),
-        watched=False,
-        local=True,
-    ),
+    _row("track", "tracking/{round}.json", when=lambda config, _: bool(config.trackers), watched=False, local=True),
     _row(
         "report_so_far",
         "pages/{round}.json",
@@ -321,13 +315,7 @@ ROWS = (
         watched=False,
         local=True,
     ),
-    _after(
-        "evaluate",
-        "evaluation/{name}/summary.json",
-        decides=_EVALUATE,
-        reads=_SAMPLER_READS,
-        worker="sampler",
-    ),
+    _after("evaluate", "evaluation/{name}/summary.json", decides=_EVALUATE, reads=_SAMPLER_READS, worker="sampler"),
     _after(
         "distance",
         "evaluation/{name}/distance.json",

@@ -59,8 +59,7 @@ class History(NamedTuple):
     def digest(self, count: int) -> str:
         """Digest of the first `count` rounds. If it equals the stored one, these rounds need not be sent again."""
         points = ((point.round, point.values, point.held_out, point.held_out_step) for point in self.points[:count])
-        content = [self.id, *points]
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([self.id, *points], sort_keys=True).encode()).hexdigest()
 
 
 Send = Callable[[History, Path], str]

@@ -72,8 +72,7 @@ class Engine:
         torch.manual_seed(seed)
         section, on_disk = settings.deepspeed, None
         if section.offload.on_disk:
-            shapes = plain_model.check_tensors(policy)
-            on_disk = nvme.configuration(shapes, section)
+            on_disk = nvme.configuration(plain_model.check_tensors(policy), section)
         configuration = deepspeed_config.configuration(settings, on_disk)
         zero_3 = section.zero_stage == 3
         self.split = zero_3 and self.rank.world > 1
@@ -202,12 +201,7 @@ class Engine:
         return float(self.sum_over_ranks(loss))
 
     def _backward(
-        self,
-        sequences: Sequences,
-        batches: list[list[int]],
-        filler: int,
-        loss_of: LossOf,
-        advance: Advance | None,
+        self, sequences: Sequences, batches: list[list[int]], filler: int, loss_of: LossOf, advance: Advance | None
     ) -> Tensor:
         """Accumulates this rank's gradients and returns its share of the loss; an empty batch runs row `filler`
         instead.

@@ -44,10 +44,7 @@ class Selection(NamedTuple):
 
 
 def select(
-    algorithm: Algorithm,
-    samples: int,
-    scores: Float64[Tensor, " completions"],
-    truncated: Bool[Tensor, " completions"],
+    algorithm: Algorithm, samples: int, scores: Float64[Tensor, " completions"], truncated: Bool[Tensor, " completions"]
 ) -> Selection:
     """Decides which completions are masked or excluded, and which groups teach.
 
@@ -63,8 +60,7 @@ def select(
     excluded = masked & (not algorithm.keep_truncated_in_baseline)
     if algorithm.reward_clip_range is not None and algorithm.reward_normalization == "none":
         scores = scores.clamp(*algorithm.reward_clip_range)
-    grouped = exclude(scores, excluded).view(-1, samples)
-    teaching = nan_stats.teaching(grouped, ~masked.view(-1, samples))
+    teaching = nan_stats.teaching(exclude(scores, excluded).view(-1, samples), ~masked.view(-1, samples))
     if algorithm.filter_zero_variance:
         filtered = ~teaching.repeat_interleave(samples)
         masked, excluded = masked | filtered, excluded | filtered

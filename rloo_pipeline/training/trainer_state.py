@@ -23,10 +23,7 @@ from rloo_pipeline.training.settings import TrainerSettings
 TAG = "state"
 POLICY = model_files.STATE_POLICY
 ALGORITHM_STATE = "carried.json"
-KEYS = {
-    "world": "deepspeed.processes",
-    "zero_stage": "deepspeed.zero_stage (where 0 counts as 1 in 16-bit formats)",
-}
+KEYS = {"world": "deepspeed.processes", "zero_stage": "deepspeed.zero_stage (where 0 counts as 1 in 16-bit formats)"}
 """The configuration keys behind some facts about a state, by the name of the fact."""
 
 

@@ -119,9 +119,7 @@ class KeptRanks:
             listener.listen(count)
             listener.settimeout(0.2)
             self._torchrun = subprocess.Popen(
-                ranks.torchrun_command(count, arguments),
-                env=os.environ | environment,
-                stdin=subprocess.DEVNULL,
+                ranks.torchrun_command(count, arguments), env=os.environ | environment, stdin=subprocess.DEVNULL
             )
             self._processes = [psutil.Process(self._torchrun.pid)]
             self._torchrun_end = process_end.readable_after(self._torchrun.pid)

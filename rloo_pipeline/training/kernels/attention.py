@@ -34,11 +34,7 @@ NAME = "rloo_packed"
 """Name of the attention implementation in transformers."""
 SHORT = 128
 """Maximum sequence length at which scores are kept for the gradient; up to it they are smaller than the activations."""
-UNSUPPORTED = {
-    "position_bias": "a position bias",
-    "indices": "sparse attention",
-    "block_indices": "sparse attention",
-}
+UNSUPPORTED = {"position_bias": "a position bias", "indices": "sparse attention", "block_indices": "sparse attention"}
 """Features that a layer may ask for but this attention lacks, by argument name."""
 
 DESCRIPTION = "rloo_local"

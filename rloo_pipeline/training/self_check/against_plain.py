@@ -104,8 +104,7 @@ def probe(config: Any, limit: LengthLimit | None) -> Sequences:
     shared, other = ids(min(9, most // 2)), ids(most - min(12, most // 2))
     rest = most - len(shared)
     return Sequences(
-        [shared, shared, shared, other],
-        [ids(min(30, rest)), ids(min(5, rest)), ids(1), ids(most - len(other))],
+        [shared, shared, shared, other], [ids(min(30, rest)), ids(min(5, rest)), ids(1), ids(most - len(other))]
     )
 
 
