@@ -67,7 +67,7 @@ def build(folder: Path) -> Path:
 
 def load(library: Path) -> None:
     """Loads the device and then torch, and makes all replacements in torch."""
-    ctypes.CDLL(str(library))
+    device = ctypes.CDLL(str(library))
     import torch
     import torch.nn.attention.varlen
     from torch import distributed
@@ -79,6 +79,15 @@ def load(library: Path) -> None:
     for name in ("Stream", "Event", "stream", "current_stream", "default_stream", "device"):
         setattr(torch.cuda, name, Stream)
     torch._C._cuda_getCurrentRawStream = lambda _: 0  # for bitsandbytes, which peft imports
+    resize = torch.UntypedStorage.resize_
+
+    def resize_storage(storage: Any, size: int) -> Any:
+        if storage.device.type != "cuda":
+            return resize(storage, size)
+        device.resize_storage(ctypes.c_void_p(storage._cdata), ctypes.c_size_t(size))
+        return storage
+
+    torch.UntypedStorage.resize_ = resize_storage
     torch.cuda.cudart = lambda: types.SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda _: 0)
     torch.Tensor.record_stream = lambda *_: None
     torch.nn.attention.varlen.varlen_attn = attention
