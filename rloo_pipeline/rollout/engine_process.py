@@ -273,8 +273,8 @@ class KeptTokens:
         self.ids += output.new_token_ids
         if output.new_logprobs is not None:
             self.logps += output.new_logprobs.logprobs[:, 0].tolist()
-        if output.routed_experts is not None:
-            self.experts.append(output.routed_experts)
+        if output.routed_experts is not None:  # a part of an array of the whole step, in pinned memory
+            self.experts.append(output.routed_experts.copy())
 
     def join(self, last: EngineCoreOutput) -> None:
         """Merges everything kept so far into the last output."""

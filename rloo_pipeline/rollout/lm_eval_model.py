@@ -63,12 +63,14 @@ def arguments(config: Config, section: Harness, policy: Policy) -> dict[str, Any
     }
     if on_gpu:
         longest = section.max_model_len or policy.context
-        engine = EngineSettings.of(config.model, config.vllm, config.rollout, for_rollouts=False)
+        vllm = config.vllm  # the stage gets no section `rollout`
+        share, parallel = vllm.gpu_memory_utilization, vllm.tensor_parallel_size
+        engine = EngineSettings(config.model.dtype, share, vllm.kv_cache_gib, parallel)
         if longest:
-            card = engine_arguments.visible_gpu(engine.tensor_parallel_size)
+            card = engine_arguments.visible_gpu(parallel)
             settings |= engine_arguments.gpu_arguments(policy, engine, card, longest, kept=False)
         else:
-            settings["gpu_memory_utilization"] = engine.gpu_memory_utilization
+            settings["gpu_memory_utilization"] = share
     if section.apply_chat_template:
         settings |= _template_arguments({**date_of(policy.tokenizer), **config.dataset.chat_template_kwargs})
     if policy.is_adapter:

@@ -153,6 +153,14 @@ Tensor& set_tensor(Tensor& self, const Tensor& source) {
 }
 }  // namespace
 
+// torch's own `resize_` of a storage knows no GPU where it was built without CUDA.
+extern "C" void resize_storage(c10::StorageImpl* storage, size_t bytes) {
+  c10::DataPtr data = memory.allocate(bytes);
+  if (const size_t kept = std::min(bytes, storage->nbytes())) std::memcpy(data.get(), storage->data(), kept);
+  storage->set_data_ptr_noswap(std::move(data));
+  storage->set_nbytes(bytes);
+}
+
 namespace at {
 C10_REGISTER_CLASS(CUDAHooksRegistry, CUDAHooks, Hooks)  // torch looks for this name
 }

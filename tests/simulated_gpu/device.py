@@ -1,7 +1,8 @@
 """Runs `rloo` commands as on a machine with one GPU, whose memory is host memory (`device.cpp`).
 
-`python device.py LIBRARY` reads commands, each a line of JSON, runs them as forks of this process, and writes their
-exit statuses. torch looks for CUDA when it is imported, so the library is loaded first.
+`python device.py LIBRARY` reads lines of JSON, each a list of commands, runs those of a line in a fork of this process
+as a warm worker runs stages, and writes the fork's exit status. torch looks for CUDA when it is imported, so the
+library is loaded first.
 """
 
 import ctypes
@@ -66,7 +67,7 @@ def build(folder: Path) -> Path:
 
 def load(library: Path) -> None:
     """Loads the device and then torch, and makes all replacements in torch."""
-    ctypes.CDLL(str(library))
+    device = ctypes.CDLL(str(library))
     import torch
     import torch.nn.attention.varlen
     from torch import distributed
@@ -78,6 +79,16 @@ def load(library: Path) -> None:
     for name in ("Stream", "Event", "stream", "current_stream", "default_stream", "device"):
         setattr(torch.cuda, name, Stream)
     torch._C._cuda_getCurrentRawStream = lambda _: 0  # for bitsandbytes, which peft imports
+    resize = torch.UntypedStorage.resize_
+
+    def resize_storage(storage: Any, size: int) -> Any:
+        if storage.device.type != "cuda":
+            return resize(storage, size)
+        device.resize_storage(ctypes.c_void_p(storage._cdata), ctypes.c_size_t(size))
+        return storage
+
+    torch.UntypedStorage.resize_ = resize_storage
+    torch.cuda.cudart = lambda: types.SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda _: 0)
     torch.Tensor.record_stream = lambda *_: None
     torch.nn.attention.varlen.varlen_attn = attention
     distributed.init_process_group = one_rank
@@ -111,24 +122,29 @@ def attention(
     return torch.cat(outputs)
 
 
-def run(command: list[str]) -> int:
-    """Runs a command as a fork of this process. Returns its exit status."""
+def run(commands: list[list[str]]) -> int:
+    """Runs commands in a fork of this process, which keeps their engines off the GPU in between. Returns its status."""
     if child := os.fork():
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    code: object = 1
+    code = 1
     try:
         os.dup2(2, 1)  # the parent's output is for statuses
         from rloo_pipeline.cli import main as cli
+        from rloo_pipeline.workers import engine_cache, server
 
-        cli.main(command)
-        code = 0
-    except SystemExit as end:
-        code = end.code or 0
+        if len(commands) > 1:
+            engine_cache.enable()
+        for command in commands:
+            if code := server.status_of(cli.main, command):
+                break
+            if len(commands) > 1:
+                assert engine_cache.leave_gpu()
+                engine_cache.write_pending()
     except BaseException:
         traceback.print_exc()
     finally:
         sys.stderr.flush()
-        os._exit(code if isinstance(code, int) else 1)
+        os._exit(code)
 
 
 if __name__ == "__main__":

@@ -142,3 +142,32 @@ def demanded(free: float, share: float) -> int:
 
 def test_vllm_demands_that_its_share_is_free() -> None:
     assert forks.call(demanded, 20 * GIB, 0.1) == 14 * GIB
+
+
+def kept_over_two_steps() -> tuple[list[int], list[list[int]]]:
+    """The joined ids and experts of a request that shares the arrays of its steps with another one."""
+    import numpy as np
+    from vllm.v1.outputs import LogprobsLists
+
+    from rloo_pipeline.rollout.engine_process import KeptTokens
+
+    steps = [np.arange(12, dtype=np.uint8).reshape(6, 1, 2), np.arange(12, 16, dtype=np.uint8).reshape(2, 1, 2)]
+    outputs = [
+        SimpleNamespace(
+            new_token_ids=[7 + number],
+            new_logprobs=LogprobsLists(np.array([[7 + number]]), np.array([[-1.0]]), np.array([0])),
+            routed_experts=experts[: len(experts) // 2],
+            prefill_stats=None,
+        )
+        for number, experts in enumerate(steps)
+    ]
+    kept = KeptTokens(outputs[0])
+    for output, step in zip(outputs, steps, strict=True):
+        kept.add(output)
+        step[:] = 99
+    kept.join(outputs[-1])
+    return outputs[-1].new_token_ids, outputs[-1].routed_experts[:, 0].tolist()
+
+
+def test_a_request_keeps_its_own_experts_and_not_the_arrays_of_its_steps() -> None:
+    assert forks.call(kept_over_two_steps) == ([7, 8], [[0, 1], [2, 3], [4, 5], [12, 13]])

@@ -72,16 +72,17 @@ def library(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def on_gpu(library, tmp_path_factory) -> Iterator[Callable[[tuple[object, ...]], None]]:
-    """Runs a command of `rloo` on the simulated GPU."""
+def on_gpu(library, tmp_path_factory) -> Iterator[Callable[..., None]]:
+    """Runs commands of `rloo` on the simulated GPU, several in a process that keeps their engines."""
     log = tmp_path_factory.mktemp("gpu") / "log"
     environment = os.environ | forks.ENVIRONMENT | {"DS_ACCELERATOR": "cuda"}
     words = [sys.executable, device.__file__, str(library)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
     with log.open("w") as errors, subprocess.Popen(words, stderr=errors, **pipes) as process:
 
-        def run(command: tuple[object, ...]) -> None:
-            print(json.dumps([str(word) for word in command]), file=process.stdin, flush=True)
+        def run(*commands: tuple[object, ...]) -> None:
+            words = [[str(word) for word in command] for command in commands]
+            print(json.dumps(words), file=process.stdin, flush=True)
             assert process.stdout.readline() == "0\n", log.read_text()
 
         yield run
@@ -114,6 +115,30 @@ def test_two_updates_on_a_gpu_are_those_on_cpus(on_gpu, model, tmp_path, case) -
     assert states[0].keys() == states[1].keys()
     differ = {name for name in states[0] if states[0][name] != states[1][name]}
     assert all(name.endswith((".safetensors", ".pt")) for name in differ), differ
+
+
+def test_engines_that_leave_a_gpu_and_return_are_those_that_stayed(on_gpu, model, tmp_path) -> None:
+    """A trainer and a model for log-probs; their worker's process has neither on the GPU between two stages."""
+    changes = {"rounds": 3, "model": {"dtype": "bfloat16"}}
+    cold, warm = (Round(tmp_path / name, model, **changes) for name in ("cold", "warm"))
+
+    def commands(each: Round, number: int, policy: Path) -> list[tuple[object, ...]]:
+        each.write(number, policy=Policy(policy).digest)
+        log, table = each.run / f"{number}.log", each.run / f"{number}.parquet"
+        shard = each.run / "rounds" / f"{number:05d}" / "rollouts" / "000.parquet"
+        scored = "reference", "--policy", model, "--rollouts", shard, "--output", table, f"--log={log}"
+        return [scored, each.update_arguments(number)]
+
+    for number, policy in ((1, model), (2, cold.policy(1))):
+        for command in commands(cold, number, policy):
+            on_gpu(command)
+    on_gpu(*commands(warm, 1, model), *commands(warm, 2, cold.policy(1)))
+    for number in (1, 2):
+        assert (warm.run / f"{number}.parquet").read_bytes() == (cold.run / f"{number}.parquet").read_bytes()
+        assert warm.weights(number).keys() == cold.weights(number).keys()
+        assert distance(warm.weights(number), cold.weights(number)) == 0
+    states = [manifest.verify_manifest(each.run / "trainer" / "00001").digests for each in (cold, warm)]
+    assert states[0] == states[1]
 
 
 def test_the_simulated_gpu_takes_no_tensors_on_the_cpu(library) -> None:

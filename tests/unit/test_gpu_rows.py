@@ -54,9 +54,9 @@ def outcome_of(acceptance, tmp_path, monkeypatch):
     (tmp_path / "rows_of_the_test.py").write_text(ROWS_OF_THE_TEST)
     monkeypatch.syspath_prepend(tmp_path)
 
-    def run(name: str, minutes: float = 1.0, **options) -> Mapping:
+    def run(name: str, minutes: float = 1.0, left: float = 9.0, **options) -> Mapping:
         row = acceptance.Row(name, "", f"rows_of_the_test:{name}", minutes, options, needs=())
-        return acceptance.run(row, tmp_path / name, rehearse=False)
+        return acceptance.run(row, tmp_path / name, rehearse=False, until_end=left)
 
     return run
 
@@ -78,6 +78,8 @@ def test_each_end_of_a_row_is_an_outcome_with_its_reason(outcome_of, acceptance,
         assert (result["outcome"], result["why"][: len(why)]) == (outcome, why)
     assert outcome_of("fails")["figures"] == {"so far": 1}
     assert outcome_of("hangs", minutes=0.02)["why"] == "took longer than 0.02 minutes"
+    cut = outcome_of("hangs", left=0.02)
+    assert (cut["outcome"], cut["why"]) == ("not run", "the time was up")
 
 
 def test_a_machine_that_lacks_something_does_not_start_the_row(acceptance, tmp_path, monkeypatch) -> None:

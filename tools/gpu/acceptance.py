@@ -50,6 +50,8 @@ IMPORTED = (
 """Modules that are imported before a rehearsal forks its rows."""
 END = 15.0
 """Seconds that a row's processes may outlive it."""
+TIME_UP = "the time was up"
+"""Why a row did not run, or not to its end, with --minutes."""
 REHEARSED_MINUTES = 15.0
 """Time limit of a row in the rehearsal, for a busy machine."""
 SOURCES = (
@@ -76,14 +78,14 @@ def main() -> None:
     place.mkdir(parents=True, exist_ok=True)
 
     def in_time(row: Row) -> Record:
-        if time.monotonic() > end:
-            return {"outcome": "not run", "why": "the time was up"}
+        if (left := (end - time.monotonic()) / 60) <= 0:
+            return {"outcome": "not run", "why": TIME_UP}
         print(f"{row.name}: {row.shows}", flush=True)
-        return run(row, place / row.name, arguments.rehearse)
+        return run(row, place / row.name, arguments.rehearse, left)
 
     def note(row: Row, outcome: Record) -> None:
         print(f"{row.name}: {gpus_page.outcome_text(outcome)}", flush=True)
-        if outcome.get("why") == "the time was up" and row.name in record["rows"]:
+        if outcome.get("why") == TIME_UP and row.name in record["rows"]:
             return  # an earlier outcome says more
         record["rows"][row.name] = outcome | {"source": record["source"]}
         (place / "gpu.json").write_text(json.dumps(record, indent=1) + "\n")
@@ -126,8 +128,14 @@ def _todo(record: Record, only: Sequence[str]) -> list[Row]:
     return sorted((row for row in ROWS if outcome(row) != "passed"), key=lambda row: outcome(row) == "failed")
 
 
-def run(row: Row, folder: Path, rehearse: bool) -> Record:
+def run(row: Row, folder: Path, rehearse: bool, until_end: float = float("inf")) -> Record:
     """Runs a row in a process of its own: a new one, or in a rehearsal, which has no GPU, a fork.
+
+    Args:
+        row: the row.
+        folder: folder for its files.
+        rehearse: run it with tiny sizes, on CPUs.
+        until_end: minutes until all rows must have ended.
 
     Returns:
         `outcome` (passed, failed, not run), `why` unless it passed, `seconds` and `figures`.
@@ -145,13 +153,15 @@ def run(row: Row, folder: Path, rehearse: bool) -> Record:
     process.start()
     code: int | None = None
     try:
-        process.join(60 * minutes)
+        process.join(60 * min(minutes, until_end))
         code = process.exitcode
     finally:
         process.kill()
         seconds = time.monotonic() - began
         left = _end(folder, 0 if code is None else END)
     outcome = _outcome(folder, code, minutes)
+    if code is None and until_end < minutes:
+        outcome = {"outcome": "not run", "why": TIME_UP}
     if left and outcome["outcome"] == "passed":
         outcome = {"outcome": "failed", "why": f"processes went on after it: {'; '.join(left)}"}
     return {**outcome, "seconds": round(seconds, 1)}
@@ -239,7 +249,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--only", nargs="+", action="extend", choices=[row.name for row in ROWS], default=[], metavar="ROW"
     )
-    parser.add_argument("--minutes", type=float, help="start no row after so many minutes")
+    parser.add_argument("--minutes", type=float, help="end the rows after so many minutes")
     parser.add_argument("--together", type=int, metavar="N", help="rows at once; those that need the machine come last")
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes, on CPUs")
     parser.add_argument("--list", action="store_true", help="name the rows")

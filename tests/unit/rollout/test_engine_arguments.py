@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers import mini
 
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rollout import engine_arguments
+from rloo_pipeline.rollout import engine_arguments, lm_eval_model
 from rloo_pipeline.rollout.engine_arguments import (
     CPU_BLOCK_SIZE,
     CPU_MAX_SEQS,
@@ -122,3 +124,16 @@ def test_the_cache_is_as_large_as_the_sequences_at_once_need() -> None:
     assert needed < cache_bytes(shape, of_cpus, CPU_BLOCK_SIZE + 1) < 2 * needed
     assert cache_bytes(shape, of_cpus, 10**6) == 2**30, "no more than the configuration gives it"
     assert cache_bytes(None, of_cpus._replace(kv_cache_gib=3), 100) == 3 * 2**30
+
+
+def test_the_engine_of_lm_eval_has_its_share_of_a_gpu(tmp_path, monkeypatch) -> None:
+    """With the sections that its stage gets."""
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    monkeypatch.setattr(devices, "device_type", lambda: "cuda")
+    monkeypatch.setattr(engine_arguments, "visible_gpu", lambda _: H200)
+    evaluation = {"harness": {"tasks": ["arc_easy"], "max_model_len": 512}}
+    config = Config(**mini(evaluation=evaluation)).only("harness")
+    given = lm_eval_model.arguments(config, config.evaluation.harness, Policy(tmp_path))
+    assert given["kv_cache_memory_bytes"] > 0
+    assert given["gpu_memory_utilization"] < config.vllm.gpu_memory_utilization
+    assert not given["enforce_eager"]

@@ -28,17 +28,24 @@ CASES = [
 DTYPES = {torch.float32: CASES, torch.bfloat16: [CASES[1], CASES[4]]}
 
 
-def test_loss_gradient_and_entropies_are_those_of_the_other_path() -> None:
+def lines_of(function: str, **variables: str) -> list:
+    """What a function of this file prints in a process with Triton, line by line."""
     if not (INSTALLED / "triton").exists() and importlib.util.find_spec("triton") is None:
         assert "RLOO_REQUIRE_TRITON" not in os.environ
         pytest.skip("requirements/cpu.txt has no Triton")
-    environment = os.environ | {
-        "TRITON_INTERPRET": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONPATH": os.pathsep.join([*sys.path, str(INSTALLED)]),
-    }
-    lines = subprocess.run([sys.executable, __file__], check=True, capture_output=True, text=True, env=environment)
-    errors = [json.loads(line) for line in lines.stdout.splitlines()]
+    path = os.pathsep.join([*sys.path, str(INSTALLED)])
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path, **variables}
+    command = [sys.executable, __file__, function]
+    outcome = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    return [json.loads(line) for line in outcome.stdout.splitlines()]
+
+
+def test_the_kernels_compile_for_each_generation_of_gpus(tmp_path) -> None:
+    assert lines_of("compiled", TRITON_CACHE_DIR=str(tmp_path)) == [80, 90, 100]
+
+
+def test_loss_gradient_and_entropies_are_those_of_the_other_path() -> None:
+    errors = lines_of("distances", TRITON_INTERPRET="1")
     assert len(errors) == sum(map(len, DTYPES.values()))
     for error in errors:
         top, dtype = error.pop("top"), error.pop("dtype")
@@ -85,7 +92,24 @@ def run(model: torch.nn.Module, temperature: float, never: tuple[int, ...], top:
     return {"loss": loss.detach(), "gradient": gradient(model), **columns}
 
 
-def main() -> None:
+def compiled() -> None:
+    """Compiles the kernels for bfloat16, down to machine code; prints each compute capability."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from rloo_pipeline.training import one_pass
+
+    types = {"logits": "*bf16", "targets": "*i64", "rows": "i32", "vocabulary": "i32", "divisor": "fp32"}
+    for capability in (80, 90, 100):
+        for kernel in (one_pass._summarize, one_pass._differentiate):
+            signature = {name: types.get(name, "*fp32") for name in kernel.arg_names} | {"block": "constexpr"}
+            source = ASTSource(kernel, signature, {"block": one_pass.BLOCK})
+            assert triton.compile(source, GPUTarget("cuda", capability, 32), {"num_warps": 8}).asm["cubin"]
+        print(capability)
+
+
+def distances() -> None:
     """Prints the largest relative distance of each value, case by case."""
     from rloo_pipeline.training import one_pass
 
@@ -98,9 +122,9 @@ def main() -> None:
             one_pass.use(fast)
             expected = run(usual, *options)
             actual = run(fast, *options)
-            distances = {name: float((actual[name] - value).norm() / value.norm()) for name, value in expected.items()}
-            print(json.dumps({"dtype": str(dtype).removeprefix("torch."), "top": case["top"], **distances}))
+            errors = {name: float((actual[name] - value).norm() / value.norm()) for name, value in expected.items()}
+            print(json.dumps({"dtype": str(dtype).removeprefix("torch."), "top": case["top"], **errors}))
 
 
 if __name__ == "__main__":
-    main()
+    globals()[sys.argv[1]]()
