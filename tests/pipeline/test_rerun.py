@@ -433,9 +433,7 @@ def test_a_copy_without_its_times_and_records_is_adopted_if_its_files_are_whole(
     assert {"policies/00000", "rounds/00001/rollouts/000.parquet", "summary.json"} <= project.planned()
     outcome = project.snakemake("--cores", "1")
     assert outcome.returncode == 1
-    assert re.search(
-        "results/mini is finished, but .* newer than .* call `rloo adopt`", outcome.stdout + outcome.stderr
-    )
+    assert re.search("results/mini is finished, but .* newer than .* `rloo adopt`", outcome.stdout + outcome.stderr)
     table = run / "rounds" / "00001" / "scores" / "000.parquet"
     whole = table.read_bytes()
     table.write_bytes(whole[:-100] + b"x" + whole[-99:])
