@@ -114,6 +114,17 @@ def source(file: Path) -> Path:
     return copies.get(file.resolve(), file) if copies else file
 
 
+def editable(name: str) -> Path | None:
+    """The file of a module of the project that `pip install -e` finds by a finder of its own; nothing is imported."""
+    for finder in sys.meta_path:
+        if getattr(finder, "__name__", "").startswith("_Editable"):
+            spec = finder.find_spec(name, None)
+            file = Path(spec.origin).resolve() if spec and spec.has_location and spec.origin else Path()
+            if file.suffix == ".py" and file.is_relative_to(Path.cwd().resolve()):
+                return file
+    return None
+
+
 def spec_of(name: str, file: Path) -> ModuleSpec | None:
     """The spec that imports a file, or the copy in use, as the module `name`."""
     if file.resolve() not in in_use().by_file:
@@ -139,7 +150,7 @@ def require_copies(file: Path, modules: Mapping[str, ModuleType]) -> None:
             continue
         outside = not any(other.is_relative_to(folder) for folder in (Path.cwd().resolve(), own.parent))
         depth = getattr(getattr(module, "__spec__", None), "name", name).count(".") + (other.stem == "__init__")
-        if outside or not other.exists() or _is_installed(name, other, other.parents[: depth + 1][-1]):
+        if outside or not other.exists() or _is_installed(other, other.parents[: depth + 1][-1]):
             continue
         raise UserError(
             f"{file}: the run has no copy of {other}, which it imports from a folder that it adds to sys.path, or by "
@@ -148,18 +159,16 @@ def require_copies(file: Path, modules: Mapping[str, ModuleType]) -> None:
         )
 
 
-def _is_installed(name: str, file: Path, root: Path) -> bool:
+def _is_installed(file: Path, root: Path) -> bool:
     """True for files of Python, of this package, of the Hub's libraries, and of packages that pip installed, also with
-    `--target` or for editing.
+    `--target`.
     """
     hub = os.environ.get("HF_MODULES_CACHE") or Path(os.environ.get("HF_HOME", "~/.cache/huggingface"), "modules")
     own = (sys.base_prefix, sys.prefix, Path(__file__).parent, Path(hub).expanduser())
-    editable = (find for find in sys.meta_path if getattr(find, "__name__", "").startswith("_Editable"))
     return (
         any(file.is_relative_to(Path(folder).resolve()) for folder in own)
         or not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
         or any(root.glob("*.dist-info"))
-        or any(find.find_spec(name.partition(".")[0], None) for find in editable)
     )
 
 

@@ -220,7 +220,19 @@ def dump_rows(rows: Sequence[Row], file: str) -> str:
     try:
         return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     except TypeError as error:
-        raise UserError(f"{file}: {error}; split the data yourself and give --data FILE and --held-out FILE") from None
+        column = next(name for row in rows for name, value in row.items() if not _fits_json(value))
+        raise UserError(
+            f"{file}: column '{column}': {error}; leave it out of the data, or split the data yourself and give --data "
+            "FILE and --held-out FILE"
+        ) from None
+
+
+def _fits_json(value: object) -> bool:
+    try:
+        json.dumps(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _column(

@@ -211,7 +211,8 @@ class TrlProject(TrlModel):
             if weights and weights[number] != 1:
                 function["weight"] = weights[number]
             rewards.append(function)
-            note = "math_reward compares by value, as TRL's does" if "math_reward" in function["function"] else ""
+            is_trls = function["function"] == tables.REWARDS["accuracy_reward"]["function"]
+            note = "math_reward compares by value, as TRL's does" if is_trls else ""
             self._row("reward_funcs", ast.unparse(part), f"rewards: {function['function']}", note)
         if weights:
             self._row("reward_weights", shown(weights), "rewards[].weight", "with each function")
@@ -309,9 +310,10 @@ def _column(reward: JSON) -> str:
 
 def _deciding(rewards: Sequence[JSON]) -> str:
     """Name of the reward that decides what is right: the first one whose name suggests it, otherwise the first. A
-    reward of the format decides only if all rewards are of the format.
+    reward of the format decides only if all rewards are of the format. The penalty of length, which is never above 0,
+    decides only if it is alone.
     """
-    names = [*map(_column, rewards)]
+    names = [_column(reward) for reward in rewards if reward["function"] != tables.OVERLONG] or [_column(rewards[0])]
     names = [name for name in names if "format" not in name] or names
     words = ("accura", "correct", "math", "right", "answer")
     return next((name for name in names if any(word in name for word in words)), names[0])

@@ -14,7 +14,7 @@ import hashlib
 import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
-from itertools import product
+from itertools import accumulate, product
 from pathlib import Path
 
 from rloo_pipeline import frozen_functions, import_string
@@ -186,10 +186,15 @@ def _imports(file: Path, roots: tuple[Path, ...], copies: str) -> frozenset[Path
     own = [name.split(".")[1:] for name in names if name.startswith(f"{PACKAGE.name}.")]
     files = {_file_of(PACKAGE, parts) for parts in own if not WITHOUT_EFFECT & {parts[0], ".".join(parts[:2])}}
     if not file.is_relative_to(PACKAGE) and not _is_installed(file, roots):
-        others = (name for name in names if name.partition(".")[0] != PACKAGE.name)
+        others = [name for name in names if name.partition(".")[0] != PACKAGE.name]
         for folder, name in (*relative, *product(roots, others)):
             parts = name.split(".")
             files |= {_file_of(folder, parts[:length]) for length in range(1, len(parts) + 1)}
+        files |= {
+            frozen_functions.editable(before)
+            for name in others
+            for before in accumulate(name.split("."), "{}.{}".format)
+        }
     return frozenset(found for found in files if found is not None)
 
 

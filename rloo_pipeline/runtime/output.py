@@ -82,6 +82,7 @@ def route_output(log: Path | None) -> None:
     logger.setLevel(logging.INFO)
     logging.captureWarnings(True)
     rank = os.environ.get("RANK")
+    progress.run = _run_of(log)
     if log is not None:
         terminal = os.fdopen(os.dup(2), "w", buffering=1)
         # the first rank opens it again: in a file, neither may overwrite what the other has written since
@@ -90,13 +91,14 @@ def route_output(log: Path | None) -> None:
         _redirect(log)
     elif rank == "0" and progress.TERMINAL in os.environ:
         progress.console = Console(file=_opened(Path(os.environ[progress.TERMINAL])))
+        progress.run = os.environ.get(progress.RUN, "")
     logger.propagate = log is not None or rank is not None
     if logger.propagate:
         to_log = logging.StreamHandler(sys.stderr)
         to_log.setFormatter(_PrintableFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         root.addHandler(to_log)
     if rank in (None, "0"):
-        logger.addHandler(_terminal_handler(_run_of(log)))
+        logger.addHandler(_terminal_handler(progress.run))
 
 
 def _run_of(log: Path | None) -> str:

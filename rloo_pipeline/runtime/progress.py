@@ -21,6 +21,10 @@ STYLE = "RLOO_PROGRESS"
 """Environment variable; with the value `lines`, progress is shown as lines on a terminal too."""
 TERMINAL = "RLOO_TERMINAL"
 """Environment variable: path of the terminal on which rank 0 shows its progress."""
+RUN = "RLOO_RUN_OF_EXPERIMENT"
+"""Environment variable: run of an experiment that rank 0 names on that terminal, such as `sums/plain/0`."""
+run = ""
+"""Run of an experiment that this process works on; empty for a single run."""
 
 
 class Counter:

@@ -104,7 +104,8 @@ def torchrun(processes: int, arguments: Sequence[str]) -> None:
     """
     terminal = f"/proc/{os.getpid()}/fd/{progress.console.file.fileno()}"
     with tempfile.TemporaryDirectory(prefix="rloo-ranks-") as folder:
-        environment = os.environ | torchrun_environment(Path(folder)) | {progress.TERMINAL: terminal}
+        environment = os.environ | torchrun_environment(Path(folder))
+        environment |= {progress.TERMINAL: terminal, progress.RUN: progress.run}
         environment[controller_watch.VARIABLE] = controller_watch.name()
         outcome = subprocess.run(torchrun_command(processes, arguments), env=environment, check=False)
         refuse_failed(f"{processes} ranks", Path(environment[FAILED]), outcome.returncode)

@@ -11,9 +11,11 @@ from collections.abc import Container, Iterator
 from pathlib import Path
 
 from rloo_pipeline.config import STAGES, Config, flatten
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, counted
 from rloo_pipeline.judging import run_files
 from rloo_pipeline.snakemake_ext import run_sources
+from rloo_pipeline.snakemake_ext.dry_run import newer_inputs
+from rloo_pipeline.snakemake_ext.run_folders import is_summary_current
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
 
@@ -44,6 +46,27 @@ def check(call: SnakemakeCall) -> None:
         _check_config(folder, config)
         check_files(folder, config, made)
         accept_sources(folder / "assets")
+
+
+def refuse_copy(call: SnakemakeCall) -> None:
+    """Refuses to replace files of a finished run only because of their times, which a copy may have lost.
+
+    Raises:
+        UserError: a file of a finished run is newer than files that were made from it.
+    """
+    dag = call.workflow.dag
+    for folder in map(call.run_folder, call.runs.by_folder):
+        if _touches(call) or not is_summary_current(folder):
+            continue
+        reasons = [reason for job in dag.needrun_jobs() if not (reason := dag.reason(job)).forced]
+        newer = [next(iter(sorted(newer_inputs(reason))), "") for reason in reasons]
+        again = [file for file in newer if Path(file).is_relative_to(folder)]
+        if again:
+            raise UserError(
+                f"{folder} is finished, but {again[0]} is newer than what was made from it, so "
+                f"{counted(len(again), 'job')} and all that follows would run again; `rloo adopt` with the same "
+                "configuration accepts the files, such as those of a copy without times; --forceall makes all again"
+            )
 
 
 def _touches(call: SnakemakeCall) -> bool:

@@ -66,6 +66,7 @@ BEFORE_RUNNING: Steps = (
     call_checks.require_inputs,
     early_stop.refuse_fewer_rounds,
     lost_metadata.refuse_kept,
+    adoption.refuse_copy,
     lost_metadata.settle_functions,
     adoption.check,
     run_folders.freeze,

@@ -49,7 +49,7 @@ def lines(jobs: Sequence[Any], runs: Sequence[Path]) -> Iterator[str]:
         return
     yield f"{counted(len(jobs), 'job')} would run:"
     yield from (f"  {line}" for line in explain(jobs))
-    newer = {Path(file) for job in jobs for file in _newer(job.dag.reason(job))}
+    newer = {Path(file) for job in jobs for file in newer_inputs(job.dag.reason(job))}
     if any(file.is_relative_to(run) for file in newer for run in runs):
         yield "If the run was copied without times, `rloo adopt` with the same configuration accepts its files instead."
     by_name = {str(run): run for run in runs}
@@ -85,7 +85,7 @@ def _reasons(reason: Any) -> Iterator[str]:
         yield FORCED
         return
     yield from (text for name, text in SENTENCES.items() if getattr(reason, name))
-    if newer := _newer(reason):
+    if newer := newer_inputs(reason):
         yield f"newer input {_shortened(', '.join(sorted(newer)))}"
     if reason.params_changed:
         changes = _changes(reason.params_changed)
@@ -94,7 +94,7 @@ def _reasons(reason: Any) -> Iterator[str]:
             yield f"{len(changes) - MOST_CHANGES} more keys"
 
 
-def _newer(reason: Any) -> set[str]:
+def newer_inputs(reason: Any) -> set[str]:
     """Input files that are newer than the output and that no job of this call makes."""
     return {*reason.updated_input} - {*reason.updated_input_run}
 

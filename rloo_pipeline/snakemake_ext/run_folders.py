@@ -54,6 +54,12 @@ def mark_unfinished(call: SnakemakeCall) -> None:
             copy.replace(file)
 
 
+def is_summary_current(folder: Path) -> bool:
+    """True for a finished run, unless a call has begun to make files of it again; see `mark_unfinished`."""
+    file = folder / "summary.json"
+    return file.exists() and file.stat().st_mtime > 1
+
+
 def remove_lost_shards(call: SnakemakeCall) -> None:
     """Removes tables of shards that a run no longer has (`rollout.shards`) next to tables that are made again.
     Otherwise, code that reads all tables of a round, such as an update that retrains it, would include them.

@@ -2,10 +2,10 @@
 
 The worker runs a stage as it would without kept ranks, up to the point where it would start them. Each rank has a
 connection to the worker (over several nodes, they share one through srun: `cluster/node_ranks.py`). A request is a line
-of JSON with two descriptors, of the log and of the terminal: {"words", "folder", "fence", "started"} for a stage, or
-{"write": true} for the trainer state that the last stage has left to write, which all ranks write together. The answer
-is {"code", "kept", "later"}: the exit status (null if the engine does not fit the stage), true if the rank keeps an
-engine and has left the GPU, and the state that it can write.
+of JSON with two descriptors, of the log and of the terminal: {"words", "folder", "fence", "run", "started"} for a
+stage, or {"write": true} for the trainer state that the last stage has left to write, which all ranks write together.
+The answer is {"code", "kept", "later"}: the exit status (null if the engine does not fit the stage), true if the rank
+keeps an engine and has left the GPU, and the state that it can write.
 
 If a rank dies, all are ended, and the stage does its work itself. If one fails, all are ended, since the others may
 wait for it in a collective operation. A rank ends with its worker.
@@ -158,7 +158,7 @@ class KeptRanks:
         """
         self.failed.unlink(missing_ok=True)
         stage = {"words": list(words), "folder": os.getcwd(), "fence": os.environ.get(fence.VARIABLE)}
-        return self.ask(stage | {"started": time.time()}, (1, progress.console.file.fileno()))
+        return self.ask(stage | {"run": progress.run, "started": time.time()}, (1, progress.console.file.fileno()))
 
     def ask(self, request: JSON, descriptors: tuple[int, int]) -> list[RankAnswer]:
         """Sends a request to all ranks and waits for their answers; raises the same errors as `run`."""
@@ -265,6 +265,7 @@ def _run(run_command: Callable[[list[str]], int], request: JSON, log: int, termi
     os.chdir(request["folder"])
     if ranks.RENDEZVOUS not in os.environ:  # otherwise the descriptor belongs to another node
         os.environ[progress.TERMINAL] = f"/proc/self/fd/{terminal}"
+    os.environ[progress.RUN] = request["run"]
     os.environ |= {fence.VARIABLE: request["fence"]} if request["fence"] else {}
     engine_cache.forget_pending()  # the worker decided that it was not due
     try:

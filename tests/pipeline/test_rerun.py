@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -430,6 +431,9 @@ def test_a_copy_without_its_times_and_records_is_adopted_if_its_files_are_whole(
     shutil.copytree(copied, run, symlinks=True, copy_function=shutil.copyfile)
     os.utime(run / "prompts" / ".snakemake_timestamp")
     assert {"policies/00000", "rounds/00001/rollouts/000.parquet", "summary.json"} <= project.planned()
+    outcome = project.snakemake("--cores", "1")
+    assert outcome.returncode == 1
+    assert re.search("results/mini is finished, but .* newer than .* `rloo adopt`", outcome.stdout + outcome.stderr)
     table = run / "rounds" / "00001" / "scores" / "000.parquet"
     whole = table.read_bytes()
     table.write_bytes(whole[:-100] + b"x" + whole[-99:])

@@ -6,6 +6,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -118,6 +119,36 @@ def test_a_module_that_pip_installed_for_editing_is_that_with_which_the_run_bega
     file.write_text("def reward(completions):\n    return [2.0]\n")
     frozen_functions.use(folder)
     assert import_string.load("installed:reward")([1]) == [1.0]
+
+
+def test_what_a_function_imports_of_a_package_that_pip_installed_for_editing_is_copied(tmp_path, monkeypatch) -> None:
+    """Setuptools' finder, where the folder has another name than the package."""
+    package = tmp_path / "libs" / "sources"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "apart.py").write_text("ONE = 1.0\n")
+    (tmp_path / "mine.py").write_text(FUNCTION.format(helper="for_editing.apart"))
+
+    class _EditableFinder:
+        @classmethod
+        def find_spec(cls, name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
+            if name.partition(".")[0] != "for_editing":
+                return None
+            found = package.joinpath(*name.split(".")[1:])
+            file = next((one for one in (found / "__init__.py", found.with_suffix(".py")) if one.is_file()), None)
+            return spec_from_file_location(name, file) if file else None
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, _EditableFinder])
+    forget()
+    folder = freeze("mine.py:reward")
+    assert {file.name for file in folder.rglob("*.py")} == {"mine.py", "__init__.py", "apart.py"}
+    before = provenance.function_files("mine.py:reward")
+    (package / "apart.py").write_text("ONE = 2.0\n")
+    frozen_functions.use(folder)
+    assert import_string.load("mine.py:reward")([1, 2]) == [0.5]
+    frozen_functions.use(None)
+    forget()
+    assert provenance.function_files("mine.py:reward") != before
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """`rloo init`: a project on which `rloo check` passes, and refusals that say what is missing."""
 
+import datetime
 import json
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from rloo_pipeline.before_run.findings import RunInputs
 from rloo_pipeline.commands import init as module
 from rloo_pipeline.commands.check import check
 from rloo_pipeline.commands.init import init
+from rloo_pipeline.commands.project_data import dump_rows
 from rloo_pipeline.config.loading import ConfigArguments, load
 from rloo_pipeline.errors import UserError
 
@@ -255,3 +257,9 @@ def test_what_is_missing_is_named_and_nothing_is_written(change, message, choice
     with pytest.raises(UserError, match=message):
         new_project("project", choices | change)
     assert not Path("project").exists()
+
+
+def test_a_column_that_json_lacks_is_named() -> None:
+    rows = [{"question": "1+1", "d": None}, {"question": "1+2", "d": datetime.date(2026, 1, 1)}]
+    with pytest.raises(UserError, match=r"data/train\.jsonl: column 'd': Object of type date is not JSON"):
+        dump_rows(rows, "data/train.jsonl")

@@ -708,6 +708,17 @@ def test_reward_models_are_read_in_each_form_with_the_options_of_the_chat_templa
     assert names == [None, "reward_model_2", "reward_model_3", None, "math_reward_5", None]
 
 
+def test_a_penalty_of_length_is_no_right_answer_and_a_function_of_ones_own_is_not_trls() -> None:
+    script = "from trl.rewards import get_soft_overlong_punishment, think_format_reward\n" + SMALL.format(options="")
+    script = script.replace("def length", "def my_math_reward")
+    rewards = "get_soft_overlong_punishment(100, 20)"
+    config, output = project(script.replace(" length,", f" [{rewards}, think_format_reward],"))
+    assert config["correct"] == {"reward": "think_format_reward"}
+    config, output = project(script.replace(" length,", f" [{rewards}, my_math_reward],"), folder="own")
+    assert config["correct"] == {"reward": "my_math_reward"}
+    assert "by value" not in output
+
+
 @pytest.mark.parametrize(
     ("factory", "is_rewarded", "is_told"),
     [

@@ -141,6 +141,11 @@ def test_the_page_works_in_a_browser(page: str, tmp_path: Path, width: int) -> N
     assert result["last"]["groups"] <= 6, "groups without a completion to show are hidden"
 
 
+def test_a_tablet_shows_every_column(page: str, tmp_path: Path) -> None:
+    result, _ = browse(page, tmp_path, 768)
+    assert (result["cut"], result["opened"], result["wide"]) == (0, 0, 0)
+
+
 def test_an_old_browser_says_why_there_are_no_curves(page: str, tmp_path: Path) -> None:
     old = page.replace("<head>", "<head><script>delete window.DecompressionStream</script>", 1)
     shown, _ = opened(old, tmp_path, 1200)

@@ -83,3 +83,19 @@ def test_a_line_of_an_experiment_begins_with_its_run_but_an_error_does_not(tmp_p
         )
         outcome = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
         assert outcome.stderr == f"{name}a line\nrloo update: error: why\n"
+
+
+def test_the_first_of_several_ranks_names_the_run_of_an_experiment_as_its_stage_does(tmp_path) -> None:
+    rank = "from rloo_pipeline.runtime import output, progress; output.route_output(None); progress.say('a line')"
+    for log, line in (
+        ("results/sums/plain/0/logs/1.log", "sums/plain/0: a line"),
+        ("results/sums/logs/1.log", "a line"),
+    ):
+        code = (
+            "import sys; from pathlib import Path; from rloo_pipeline.runtime import output, ranks\n"
+            f"ranks.torchrun_command = lambda *_: ['env', 'RANK=0', sys.executable, '-c', {rank!r}]\n"
+            f"output.route_output(Path('{log}')); ranks.torchrun(2, [])"
+        )
+        with (tmp_path / "terminal").open("w") as terminal:
+            subprocess.run([sys.executable, "-c", code], cwd=tmp_path, stderr=terminal, timeout=60, check=True)
+        assert (tmp_path / "terminal").read_text() == f"{line}\n"

@@ -16,6 +16,7 @@ import pytest
 import yaml
 from helpers import mini
 from snakemake.exceptions import LockException
+from snakemake.jobs import Reason
 from snakemake.settings.enums import RerunTrigger
 from snakemake.settings.types import ConfigSettings, SharedFSUsage
 from snakemake.spawn_jobs import SpawnedJobArgsFactory
@@ -132,10 +133,33 @@ def test_a_run_whose_report_will_be_made_again_is_not_finished_from_the_start(st
     assert is_finished(run, config), "no job of this call makes the summary"
     summary = SimpleNamespace(input=[], output=[str(run / "summary.json")])
     starting.workflow.dag.needrun_jobs = lambda: [summary]
+    starting.workflow.dag.reason = lambda _: Reason()
     file_of_a_colleague = (run / "summary.json").stat().st_ino
     starting.start()
     assert not is_finished(run, config)
     assert (run / "summary.json").stat().st_ino != file_of_a_colleague, "only its owner could set its time"
+
+
+def test_a_finished_run_does_not_run_again_only_because_a_copy_has_lost_its_times(starting) -> None:
+    summary = Path("results/mini/summary.json")
+    reason = SimpleNamespace(updated_input={"results/mini/prompts"}, updated_input_run=set[str](), forced=False)
+    starting.workflow.dag.needrun_jobs = lambda: [SimpleNamespace(input=[], output=["results/mini/policies/00001"])]
+    starting.workflow.dag.reason = lambda _: reason
+    starting.start()  # it is not finished: a kill may have left files of two attempts
+    write_json(summary, {})
+    with pytest.raises(
+        UserError, match=r"mini is finished, but results/mini/prompts is newer .* so 1 job .*rloo adopt"
+    ):
+        starting.start()
+    reason.updated_input_run = {"results/mini/prompts"}
+    starting.start()  # made in this call
+    reason.updated_input, reason.updated_input_run = {"data.jsonl"}, set()
+    starting.start()
+    reason.updated_input, reason.forced = {"results/mini/prompts"}, True
+    starting.start()
+    reason.forced = False
+    os.utime(summary, (1, 1))
+    starting.start()  # a call had begun to make files of it again
 
 
 def test_ranks_on_several_nodes_are_refused_before_the_first_job_of_a_single_machine(monkeypatch, starting) -> None:
