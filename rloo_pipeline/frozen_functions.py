@@ -14,6 +14,7 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import decode_source, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from rloo_pipeline.errors import UserError, naming
 
@@ -115,14 +116,28 @@ def source(file: Path) -> Path:
 
 
 def editable(name: str) -> Path | None:
-    """The file of a module of the project that `pip install -e` finds by a finder of its own; nothing is imported."""
+    """The file of a module of the project that `pip install -e` finds by a finder of its own; nothing is imported.
+
+    None for what is in the environment's folder, such as `src`, into which pip clones a repository.
+    """
     for finder in sys.meta_path:
         if getattr(finder, "__name__", "").startswith("_Editable"):
-            spec = finder.find_spec(name, None)
+            spec = _spec_by(finder, name)
             file = Path(spec.origin).resolve() if spec and spec.has_location and spec.origin else Path()
-            if file.suffix == ".py" and file.is_relative_to(Path.cwd().resolve()):
+            own = file.suffix == ".py" and file.is_relative_to(Path.cwd().resolve())
+            if own and not _is_installed(file, file.parent):
                 return file
     return None
+
+
+def _spec_by(finder: Any, name: str) -> ModuleSpec | None:
+    """The spec of a module. Setuptools' finder knows packages and the modules in them, but not what is deeper."""
+    spec: ModuleSpec | None = finder.find_spec(name, None)
+    parent = name.rpartition(".")[0]
+    if spec or not parent:
+        return spec
+    package = _spec_by(finder, parent)
+    return PathFinder.find_spec(name, package.submodule_search_locations or []) if package else None
 
 
 def spec_of(name: str, file: Path) -> ModuleSpec | None:

@@ -64,7 +64,7 @@ def checked(section: type[S], raw: Any, origin: str, context: str | None = None)
         context: `BY_RUN`, if a run wrote it.
 
     Raises:
-        UserError: a key is unknown, missing or out of range; the message names the first such key and what to do.
+        UserError: a key is unknown, missing or out of range; the message says what to do about one, and names others.
     """
     try:
         return section.model_validate(raw, context=context)

@@ -18,6 +18,9 @@ from rloo_pipeline.snakemake_ext.dry_run import newer_inputs
 from rloo_pipeline.snakemake_ext.run_folders import is_summary_current
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
+MOST_ROUNDED = 2.0
+"""Seconds; file systems and archives with coarse times keep every second one."""
+
 
 def take_all(call: SnakemakeCall) -> None:
     """With `--touch`, makes Snakemake also record how files whose times are in order were made, and keep temporary
@@ -51,22 +54,32 @@ def check(call: SnakemakeCall) -> None:
 def refuse_copy(call: SnakemakeCall) -> None:
     """Refuses to replace files of a finished run only because of their times, which a copy may have lost.
 
+    In a run that was not copied, the summary has the time that Snakemake recorded. Files are newer there because an
+    earlier call remade a part (a target, `--until`) or someone touched them, and all that follows is to be made again.
+
     Raises:
         UserError: a file of a finished run is newer than files that were made from it.
     """
-    dag = call.workflow.dag
-    for folder in map(call.run_folder, call.runs.by_folder):
-        if _touches(call) or not is_summary_current(folder):
-            continue
-        reasons = [reason for job in dag.needrun_jobs() if not (reason := dag.reason(job)).forced]
-        newer = [next(iter(sorted(newer_inputs(reason))), "") for reason in reasons]
-        again = [file for file in newer if Path(file).is_relative_to(folder)]
-        if again:
+    folders = map(call.run_folder, call.runs.by_folder)
+    finished = [folder for folder in folders if is_summary_current(folder) and not _is_summary_recorded(call, folder)]
+    if not finished or _touches(call):
+        return
+    reasons = [call.workflow.dag.reason(job) for job in call.workflow.dag.needrun_jobs()]
+    newer = [min(newer_inputs(reason), default="") for reason in reasons if not reason.forced]
+    for folder in finished:
+        if again := [file for file in newer if Path(file).is_relative_to(folder)]:
             raise UserError(
                 f"{folder} is finished, but {again[0]} is newer than what was made from it, so "
                 f"{counted(len(again), 'job')} and all that follows would run again; `rloo adopt` with the same "
                 "configuration accepts the files, such as those of a copy without times; --forceall makes all again"
             )
+
+
+def _is_summary_recorded(call: SnakemakeCall, folder: Path) -> bool:
+    """True if a run's summary has the time that Snakemake recorded, up to what a file system rounds."""
+    file = folder / "summary.json"
+    record = call.workflow.persistence._read_record(str(file))
+    return bool(record and record.endtime) and abs(file.stat().st_mtime - record.endtime) <= MOST_ROUNDED
 
 
 def _touches(call: SnakemakeCall) -> bool:

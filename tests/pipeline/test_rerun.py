@@ -454,6 +454,14 @@ def test_a_copy_without_its_times_and_records_is_adopted_if_its_files_are_whole(
     )
 
 
+def test_what_follows_a_part_that_was_remade_by_itself_is_made_again(finished, tmp_path) -> None:
+    project = Project(tmp_path / "project").take(finished)
+    os.utime(project.folder / "results" / "mini" / "policies" / "00002" / ".snakemake_timestamp")
+    outcome = project.snakemake("--cores", "1", "--", "results/mini/evaluation/final/distance.json")
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert "2 of 2 steps" in outcome.stdout + outcome.stderr
+
+
 def test_a_copy_that_only_lacks_snakemakes_records_is_adopted_with_the_policies_that_are_not_kept(finished, tmp_path):
     """Its times are in order, so nothing would be touched, and longer runs would be refused for ever."""
     project = Project(tmp_path / "project").take(finished)

@@ -6,13 +6,14 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator
-from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 from helpers import mini
+from setuptools.command import editable_wheel
 
 from rloo_pipeline import frozen_functions, import_string
 from rloo_pipeline.artifacts import function_copies
@@ -124,26 +125,24 @@ def test_a_module_that_pip_installed_for_editing_is_that_with_which_the_run_bega
 def test_what_a_function_imports_of_a_package_that_pip_installed_for_editing_is_copied(tmp_path, monkeypatch) -> None:
     """Setuptools' finder, where the folder has another name than the package."""
     package = tmp_path / "libs" / "sources"
-    package.mkdir(parents=True)
+    (package / "deep").mkdir(parents=True)
     (package / "__init__.py").touch()
-    (package / "apart.py").write_text("ONE = 1.0\n")
-    (tmp_path / "mine.py").write_text(FUNCTION.format(helper="for_editing.apart"))
-
-    class _EditableFinder:
-        @classmethod
-        def find_spec(cls, name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
-            if name.partition(".")[0] != "for_editing":
-                return None
-            found = package.joinpath(*name.split(".")[1:])
-            file = next((one for one in (found / "__init__.py", found.with_suffix(".py")) if one.is_file()), None)
-            return spec_from_file_location(name, file) if file else None
-
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, _EditableFinder])
+    (package / "deep" / "__init__.py").touch()
+    apart = package / "deep" / "apart.py"
+    apart.write_text("ONE = 1.0\n")
+    (tmp_path / "mine.py").write_text(FUNCTION.format(helper="for_editing.deep.apart"))
+    made: dict[str, Any] = {}
+    exec(editable_wheel._finder_template("for_editing", {"for_editing": str(package)}, {}), made)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, made["_EditableFinder"]])
+    forget()
+    with monkeypatch.context() as environment:
+        environment.setattr(sys, "prefix", str(tmp_path / "libs"))
+        assert {file.name for file in provenance.function_files("mine.py:reward")} == {"mine.py"}
     forget()
     folder = freeze("mine.py:reward")
     assert {file.name for file in folder.rglob("*.py")} == {"mine.py", "__init__.py", "apart.py"}
     before = provenance.function_files("mine.py:reward")
-    (package / "apart.py").write_text("ONE = 2.0\n")
+    apart.write_text("ONE = 2.0\n")
     frozen_functions.use(folder)
     assert import_string.load("mine.py:reward")([1, 2]) == [0.5]
     frozen_functions.use(None)

@@ -178,6 +178,9 @@ def test_a_wrong_key_is_explained_by_the_keys_of_what_was_read(tmp_path) -> None
     file.write_text("model: {}\nrun: a\nrewards: [{function: 'mine.py:f'}]\n")
     with pytest.raises(UserError, match=r"unknown key 'model' \(also wrong: run\); known keys here: rewards$"):
         load_rewards(file, validate(mini(), "test"))
+    file.write_text("{a: 1, b: 1, c: 1, d: 1, e: 1, f: 1, g: 1, h: 1, rewards: [{function: 'mine.py:f'}]}\n")
+    with pytest.raises(UserError, match=r"unknown key 'a' \(also wrong: b, c, d, e, f and 2 more\); known"):
+        load_rewards(file, validate(mini(), "test"))
     file.write_text("- {function: 'mine.py:f'}\n")
     with pytest.raises(UserError, match=r"rewards\.yaml: must be a mapping with a list `rewards`$"):
         load_rewards(file, validate(mini(), "test"))

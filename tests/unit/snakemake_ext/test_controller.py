@@ -104,6 +104,7 @@ def starting(monkeypatch, tmp_path) -> Controller:
     slurm.functions = SimpleNamespace(kept=lambda _: None, settle=lambda _: None, keeps=False, notice=lambda: None)
     slurm.results, slurm.workflow.local_exec = Path("results"), False
     slurm.workflow.dag, slurm.workflow.scheduler = SimpleNamespace(jobs=[], needrun_jobs=list), SimpleNamespace()
+    slurm.workflow.persistence = SimpleNamespace(_read_record=lambda _: None)
     slurm.workflow.storage_settings = SimpleNamespace(shared_fs_usage=SharedFSUsage.all())
     read(slurm, "mine.yaml")
     return slurm
@@ -145,12 +146,20 @@ def test_a_finished_run_does_not_run_again_only_because_a_copy_has_lost_its_time
     reason = SimpleNamespace(updated_input={"results/mini/prompts"}, updated_input_run=set[str](), forced=False)
     starting.workflow.dag.needrun_jobs = lambda: [SimpleNamespace(input=[], output=["results/mini/policies/00001"])]
     starting.workflow.dag.reason = lambda _: reason
+    record = SimpleNamespace(endtime=None)
+    starting.workflow.persistence._read_record = {str(summary): record}.get
     starting.start()  # it is not finished: a kill may have left files of two attempts
     write_json(summary, {})
     with pytest.raises(
         UserError, match=r"mini is finished, but results/mini/prompts is newer .* so 1 job .*rloo adopt"
     ):
         starting.start()
+    record.endtime = summary.stat().st_mtime - 600
+    with pytest.raises(UserError, match="mini is finished, but"):
+        starting.start()
+    record.endtime = summary.stat().st_mtime
+    starting.start()  # not a copy: a target or `--until` may have remade a part
+    record.endtime = None
     reason.updated_input_run = {"results/mini/prompts"}
     starting.start()  # made in this call
     reason.updated_input, reason.updated_input_run = {"data.jsonl"}, set()
