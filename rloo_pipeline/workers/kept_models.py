@@ -94,7 +94,7 @@ def answer(run: Path, file: Path) -> None:
     calls: Calls = pickle.loads(file.read_bytes())
     function_copies.use(run)
     reproducible.prepare(calls.reproducible)
-    gpu_claims.claim(calls.model.gpus)
+    gpu_claims.claim(calls.model.gpus, patience=client.PATIENCE["scorer"])  # the stage may have lent others
     with pools([calls.model], calls.rewards, calls.workers) as started:
         [results] = started.score(*calls.batch)
     file.write_bytes(pickle.dumps((results, cost.cpu_seconds())))
