@@ -30,16 +30,17 @@ _set_aside: tuple[str, ...] = ()
 _subprocess_gpus = 0
 
 
-def claim(needed: int, from_the_end: bool = False) -> None:
+def claim(needed: int, from_the_end: bool = False, patience: float = inf) -> None:
     """Takes GPUs for this process; waits until enough are free. Does nothing if no more are visible than needed.
 
     Args:
         needed: number of GPUs.
         from_the_end: takes the last ones. Trainers do, so that a warm sampler always has other GPUs.
+        patience: seconds to wait if this process has had GPUs before, so that no others will do.
 
     Raises:
         UserError: there is none, though the installed packages are for GPUs.
-        IncompatibleEngine: this process has claimed fewer before; the worker then restarts.
+        IncompatibleEngine: this process has claimed fewer before, or its own stay busy; the worker then restarts.
     """
     global _taken
     if not needed:
@@ -55,7 +56,8 @@ def claim(needed: int, from_the_end: bool = False) -> None:
         return
     if len(visible) < needed:
         raise IncompatibleEngine(f"{len(visible)} of {needed} GPUs")
-    tell = time.monotonic() + TELL_SECONDS
+    began = time.monotonic()
+    tell, end = began + TELL_SECONDS, began + patience if _taken else inf
     while True:
         if free := _take(visible[::-1] if from_the_end and not _taken else visible, needed):
             _taken = [name for name in visible if name in free]
@@ -64,6 +66,8 @@ def claim(needed: int, from_the_end: bool = False) -> None:
         if time.monotonic() > tell:
             say(f"waiting for {needed} of this machine's {len(visible)} GPUs, which other stages of this user hold")
             tell = inf
+        if time.monotonic() > end:
+            raise IncompatibleEngine("GPUs that are busy")
         time.sleep(0.1)
 
 

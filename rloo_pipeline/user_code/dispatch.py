@@ -57,7 +57,7 @@ class WorkerPools:
             limit: maximum number of threads that compute at the same time, over all workers.
             kept: workers of earlier stages that rest; None keeps none. Leaving the `with` block adds those of this
                 stage whose function is a reward model.
-            elsewhere: calls reward models, which get workers of their own only where it returns None.
+            elsewhere: calls reward models, which get workers of their own once it has returned None.
         """
         self.others = adopt_orphans()
         self.limit = limit
@@ -122,8 +122,8 @@ class WorkerPools:
         """
         offered = batch.arguments()
         found = [
-            other(reward, batch, samples, dict(constants)) if other and batch.completions else None
-            for reward, other in zip(self.rewards, self.elsewhere, strict=True)
+            other(reward, batch, samples, dict(constants)) if other and batch.completions and not workers else None
+            for reward, other, workers in zip(self.rewards, self.elsewhere, self.started, strict=True)
         ]
         with counting("scores", found.count(None) * len(batch.completions)) as counter:
             own = [place for place, results in enumerate(found) if results is None]

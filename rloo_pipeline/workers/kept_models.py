@@ -7,7 +7,7 @@ and takes the host's memory once.
 import os
 import pickle
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -75,7 +75,8 @@ def _ask(config: Config, model: Reward, *batch: Any) -> FunctionScores | None:
     calls = Calls(config.rewards, model, config.scoring.workers, config.reproducible, batch)
     command = [client.CALL_MODEL, "--output", f"results/{config.run}"]
     command += ["--only", model.column] if model.gpus else []
-    with NamedTemporaryFile(dir=os.environ[client.FOLDER]) as file:  # a folder that both see, and nobody else
+    # a folder that both see, and nobody else; it may be full, or gone with the workers
+    with suppress(OSError), NamedTemporaryFile(dir=os.environ[client.FOLDER]) as file:
         pickle.dump(calls, file)
         file.flush()
         with gpu_claims.lent() if model.gpus else nullcontext():
@@ -83,10 +84,11 @@ def _ask(config: Config, model: Reward, *batch: Any) -> FunctionScores | None:
         if code != 0:
             return None
         file.seek(0)
-        results, seconds = pickle.load(file)
-    cost.add(seconds)
-    scores: FunctionScores = results
-    return scores
+        scores: FunctionScores
+        scores, seconds = pickle.load(file)
+        cost.add(seconds)
+        return scores
+    return None
 
 
 def answer(run: Path, file: Path) -> None:
@@ -94,7 +96,7 @@ def answer(run: Path, file: Path) -> None:
     calls: Calls = pickle.loads(file.read_bytes())
     function_copies.use(run)
     reproducible.prepare(calls.reproducible)
-    gpu_claims.claim(calls.model.gpus)
+    gpu_claims.claim(calls.model.gpus, patience=client.PATIENCE["scorer"])  # the stage may have lent others
     with pools([calls.model], calls.rewards, calls.workers) as started:
         [results] = started.score(*calls.batch)
     file.write_bytes(pickle.dumps((results, cost.cpu_seconds())))

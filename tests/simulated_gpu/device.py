@@ -126,7 +126,7 @@ def run(commands: list[list[str]]) -> int:
     """Runs commands in a fork of this process, which keeps their engines off the GPU in between. Returns its status."""
     if child := os.fork():
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    code = 1
+    code = 0
     try:
         os.dup2(2, 1)  # the parent's output is for statuses
         from rloo_pipeline.cli import main as cli
@@ -142,6 +142,7 @@ def run(commands: list[list[str]]) -> int:
                 engine_cache.write_pending()
     except BaseException:
         traceback.print_exc()
+        code = 1
     finally:
         sys.stderr.flush()
         os._exit(code)

@@ -1,6 +1,7 @@
 """The stage `score`: the content of its table, which depends neither on the number of processes nor on that of jobs."""
 
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ from rloo_pipeline.runtime import cost
 from rloo_pipeline.stages.score import score
 from rloo_pipeline.training.metrics import sample_metrics
 from rloo_pipeline.user_code.dispatch import WorkerPools
-from rloo_pipeline.user_code.score_batch import RewardBatch
+from rloo_pipeline.user_code.score_batch import FunctionScores, RewardBatch
 from rloo_pipeline.workers import client, engine_cache, kept_models
 
 MINE = """
@@ -214,3 +215,25 @@ def test_a_stage_that_scores_elsewhere_gets_the_scores_of_the_process_that_a_wor
         wait_until(lambda: any(tmp_path.glob("workers/tmp*")))
         scorer.kill()
         assert answer.result() == (scores, 1), "a stage whose worker dies calls the model itself"
+
+
+def test_a_stage_that_had_to_load_a_model_itself_keeps_calling_it_and_asks_no_worker_again(
+    tmp_path, tiny_model, monkeypatch
+) -> None:
+    folder, asked = tmp_path / "workers", []
+    folder.mkdir()
+    (folder / "scorer-0.sock").touch()
+    monkeypatch.setenv(client.FOLDER, str(folder))
+    config = Config(**mini(rewards=reward_model(tiny_model, tmp_path)[2]))
+    elsewhere = kept_models.elsewhere(config)
+    shutil.rmtree(folder)  # as the workers do at their end
+
+    def ask(*arguments: object) -> FunctionScores | None:
+        asked.append(arguments)
+        return elsewhere(*arguments)
+
+    batch = RewardBatch(["1+1="] * 4, ["1", "22", "333", "4444"], [[1]] * 4, {})
+    with WorkerPools(config.rewards, 1, elsewhere=ask) as pools:
+        [first], [second] = pools.score(batch, [4], more=True), pools.score(batch, [4])
+    assert first.scores == second.scores
+    assert len(asked) == 1

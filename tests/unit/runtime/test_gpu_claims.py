@@ -136,6 +136,20 @@ def test_a_stage_lends_its_gpus_to_the_worker_that_scores_for_it_and_takes_the_s
         assert has(scorer) == gpus[:1]
 
 
+def test_a_worker_whose_own_gpu_stays_busy_restarts_to_take_a_free_one(tmp_path, monkeypatch, gpus) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(gpus[:2]))
+    monkeypatch.setattr(gpu_claims, "_taken", gpus[:1])
+    with stage(tmp_path, gpus[:2]) as other:
+        ask(other, 1)
+        assert has(other) == gpus[:1]
+        with pytest.raises(IncompatibleEngine, match="GPUs that are busy"):
+            gpu_claims.claim(1, patience=0.0)
+        monkeypatch.setattr(gpu_claims, "_taken", [])
+        gpu_claims.claim(1, patience=0.0)
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == gpus[1]
+        gpu_claims.release()
+
+
 def test_gpus_that_are_set_aside_are_hidden_from_the_engine_in_every_stage(monkeypatch, gpus) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(gpus))
     for name, value in (("_taken", []), ("_set_aside", ())):
