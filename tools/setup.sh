@@ -104,7 +104,7 @@ pip() { .venv/bin/python -m pip -q --no-input --disable-pip-version-check "$@"; 
 compile() { # On all cores; pip has but one. Some packages have templates with the name of a source file; an eighth is tests.
     .venv/bin/python -m compileall -qq -j 0 -x /tests/ .venv/lib rloo_pipeline snakemake_*_plugin_rloo* || true
 }
-link_cuda() { # where nvcc and DeepSpeed look for the libraries of CUDA's wheels: names without a version, and lib64
+link_cuda() { # where nvcc and FlashInfer look for the libraries of CUDA's wheels: names without a version, and lib64
     for cuda in .venv/lib/python*/site-packages/nvidia/cu[0-9]*; do
         [ -d "$cuda/lib" ] || continue
         for library in "$cuda"/lib/lib*.so.*; do ln -sf "$(basename "$library")" "${library%%.so.*}.so"; done

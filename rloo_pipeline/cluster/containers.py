@@ -36,8 +36,8 @@ COMPILED = {
     "HUMMING_TMP_DIR": "humming/tmp",
 }
 """Environment variables for folders of code that engines compile → subfolder of `compiled_folder`. Several nodes may
-write at once: Triton renames finished files into place, FlashInfer locks a file per kernel, vLLM and compiled layers
-compile inside `caches.compiling`, and AdamW for CPUs has a folder per host.
+write at once: Triton renames finished files into place, FlashInfer locks a file per kernel, and vLLM and compiled
+layers compile inside `caches.compiling`.
 """
 CACHES = {"XDG_CACHE_HOME": "", "HF_HOME": "huggingface", **COMPILED}
 """All variables for cache folders, which are below the cache folder by default."""

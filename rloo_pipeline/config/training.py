@@ -160,8 +160,8 @@ class Offload(Section):
     """
 
     optimizer: Literal["cpu", "nvme"] | None = None
-    """The optimizer's state and the float32 copies of the weights. AdamW then runs on the CPU (DeepSpeedCPUAdam), which
-    DeepSpeed compiles on first use; that needs g++. Needs `zero_stage` 1, 2 or 3. `nvme` needs 3.
+    """The optimizer's state and the float32 copies of the weights. AdamW then runs on the CPU. Needs `zero_stage` 1, 2
+    or 3. `nvme` needs 3.
     """
     parameters: Literal["cpu", "nvme"] | None = None
     """The weights, which come to the GPU layer by layer. `cpu` needs `zero_stage` 3 and an `optimizer`; `nvme` needs

@@ -33,10 +33,6 @@ def build(module: nn.Module, settings: TrainerSettings) -> Optimizer:
     adam: dict[str, Any] = {"betas": settings.adam_betas, "eps": settings.adam_epsilon}
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     spared = _undecayed(module) if decay else set[int]()
-    if settings.deepspeed.offload.optimizer is not None:
-        from rloo_pipeline.training.deepspeed_internals import cpu_adam
-
-        return cpu_adam.build(_by_decay(trained, spared), lr=rate, weight_decay=decay, **adam)
     if settings.optimizer == "adamw":
         return AdamW(_by_decay(trained, spared), lr=rate, weight_decay=decay, fused=True, **adam)
     groups = [group for parameter in trained for group in _by_decay([parameter], spared)]

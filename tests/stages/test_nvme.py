@@ -8,11 +8,7 @@ from rloo_pipeline.demo.character_model import tiny_qwen3
 
 SIZES = {"hidden_size": 256, "layers": 1, "heads": 4, "key_value_heads": 2, "head_dim": 64, "intermediate_size": 4608}
 """DeepSpeed writes what has 1 MB: half a matrix of an MLP in bfloat16, but no matrix of attention."""
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.long,  # DeepSpeed compiles its AdamW, which takes a minute
-    pytest.mark.usefixtures("engines"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.usefixtures("engines")]
 
 
 @pytest.fixture

@@ -32,8 +32,8 @@ CASES = [
     *[(name, "float32", 0, HERE) for name in ("adamw_8bit", "adafactor", "muon")],
     *[(name, "bfloat16", 2, HERE) for name in ("adamw_8bit", "adafactor", "muon")],
     *[("muon", "float32", 1, HERE), ("adamw_8bit", "bfloat16", 1, HERE), ("adafactor", "float16", 0, HERE)],
-    *[  # DeepSpeed compiles an optimizer for these, which takes minutes
-        pytest.param("adamw", dtype, stage, offload, marks=pytest.mark.long)
+    *[
+        ("adamw", dtype, stage, offload)
         for dtype in ("float32", "bfloat16")
         for stage, offload in ((1, STATE), (2, STATE), (3, STATE), (3, ALL))
     ],

@@ -97,6 +97,8 @@ def configuration(settings: TrainerSettings, on_disk: JSON | None = None) -> JSO
         "managed_gradient_accumulation": False,
         "gradient_clipping": settings.max_grad_norm,
         "zero_allow_untested_optimizer": True,
+        # torch's fused AdamW is as fast on CPUs as DeepSpeed's, which needs a compiler and rounds more
+        "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": zero,
         "data_types": {"grad_accum_dtype": "fp32"},
         # DeepSpeed's default is the model's format, even if gradients are accumulated in float32

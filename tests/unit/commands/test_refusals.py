@@ -484,7 +484,6 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "training.batch": SAMPLED,
     "training.batch.of_shape": "tests/unit/before_run/test_loss_trial.py",
     "training.selection": STAGES_FILE,
-    "training.deepspeed_internals.cpu_adam": NODE,
     "training.deepspeed_internals.deepspeed_config": STAGES_FILE,
     "training.demonstrations.tokenized": (
         "tests/unit/training/test_demonstrations.py",
