@@ -37,9 +37,6 @@ CASES = {
     },
     "ZeRO 3": {"deepspeed": {"zero_stage": 3}},
     "ZeRO 2, optimizer in host memory": {"deepspeed": {"zero_stage": 2, "offload": {"optimizer": "cpu"}}},
-    "ZeRO 3, all in host memory": {
-        "deepspeed": {"zero_stage": 3, "offload": {"optimizer": "cpu", "parameters": "cpu"}}
-    },
     "Muon": {"update": {"optimizer": "muon"}},
     "LoRA in bfloat16": {"model": {"dtype": "bfloat16"}, "update": {"lora": {"r": 4, "lora_alpha": 8}}},
 }
