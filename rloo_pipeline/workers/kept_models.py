@@ -66,7 +66,7 @@ def _kept(rewards: Sequence[Reward]) -> list[WorkerProcess] | None:
 
 
 def elsewhere(config: Config) -> Elsewhere | None:
-    """Calls the run's reward models in the warm worker that keeps them; None if there is no such worker."""
+    """Calls the run's reward models in the warm worker that keeps them; None without such a worker."""
     return partial(_ask, config) if client.listens("scorer") else None
 
 

@@ -29,7 +29,7 @@ DTYPES = {torch.float32: CASES, torch.bfloat16: [CASES[1], CASES[4]]}
 
 
 def lines_of(function: str, **variables: str) -> list:
-    """What a function of this file prints in a process with Triton, line by line."""
+    """The lines that a function of this file prints in a process with Triton."""
     if not (INSTALLED / "triton").exists() and importlib.util.find_spec("triton") is None:
         assert "RLOO_REQUIRE_TRITON" not in os.environ
         pytest.skip("requirements/cpu.txt has no Triton")
