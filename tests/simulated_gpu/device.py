@@ -139,7 +139,7 @@ def run(commands: list[list[str]]) -> int:
                 break
             if len(commands) > 1:
                 assert engine_cache.leave_gpu()
-                engine_cache.write_pending()
+                engine_cache.write_now()
     except BaseException:
         traceback.print_exc()
         code = 1
