@@ -34,3 +34,7 @@ for name in openenv verifiers; do # with hashes, for any machine
     "${UV:-../.venv/bin/uv}" pip compile --quiet --no-annotate --custom-compile-command 'make lock' --universal \
         --python-version 3.11 --generate-hashes --excludes excludes-$name.txt "$@" "$name.in" -o "$name.txt"
 done
+cd ../rloo_pipeline/runtime # the releases that runtime/guard.py accepts
+cut -d, -f1 used_internals.csv | uniq | while read -r name; do
+    sed -n "s/^\($name\)==\([^ ;]*\).*/\1,\2/p" ../../requirements/cuda.txt
+done >pinned.csv

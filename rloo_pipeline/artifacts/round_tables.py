@@ -44,6 +44,43 @@ class RoundFiles(NamedTuple):
             )
         return used
 
+    def read(self, vocabulary: int | None = None, **expected: object) -> RoundTables:
+        """Reads the tables of a round and checks that they belong together.
+
+        Args:
+            vocabulary: number of tokens of the policy.
+            expected: facts that the rollouts must have in their footers, such as the round and the policy's digest.
+
+        Raises:
+            UserError: a file is missing or damaged, is about different completions, or its values do not fit them.
+        """
+        count = len(self.rollouts)
+        for name, paths in (("scores", self.scores), ("reference", self.reference), ("teacher", self.teacher)):
+            if len(paths) != count and (paths or name == "scores"):
+                raise UserError(f"--{name}: {len(paths)} tables for {count} of rollouts; give one for each")
+        lineage.require_one_scoring(self.scores)
+        rollouts = [read_rollouts(path, vocabulary, shard=i, **expected) for i, path in enumerate(self.rollouts)]
+        scores = [_read_about(table, path, "scores") for table, path in zip(rollouts, self.scores, strict=True)]
+        return RoundTables(
+            pa.concat_tables(rollouts),
+            pa.concat_tables(scores),
+            _logps_of_fixed_model(rollouts, self.reference, "reference"),
+            _logps_of_fixed_model(rollouts, self.teacher, "teacher"),
+            sum(len(table) for table, path in zip(rollouts, self.rollouts, strict=True) if path.parent.name == REFILL),
+            self.prompts,
+        )
+
+    def read_held_out(self, round_: int, temperature: float) -> RoundTables:
+        """The held-out completions of a round, all of one policy, and their scores; no rows if a shard was sampled at
+        a different temperature. The errors are the same as for `read`.
+        """
+        lineage.require_one_scoring(self.scores)
+        rollouts = tables.read_shards(self.rollouts, "held_out", round=round_)
+        scores = [_read_about(*pair, "held_out_scores") for pair in zip(rollouts, self.scores, strict=True)]
+        if any(tables.footer(shard)["sampling_temperature"] != str(temperature) for shard in rollouts):
+            return RoundTables(rollouts[0].slice(0, 0), scores[0].slice(0, 0))
+        return RoundTables(pa.concat_tables(rollouts), pa.concat_tables(scores))
+
 
 class RoundTables(NamedTuple):
     """The tables of a round; row i of each is about the same completion."""
@@ -88,34 +125,6 @@ def scores_beside(rollouts: Path) -> Path:
     return rollouts.parent.with_name("scores") / rollouts.name
 
 
-def read(files: RoundFiles, vocabulary: int | None = None, **expected: object) -> RoundTables:
-    """Reads the tables of a round and checks that they belong together.
-
-    Args:
-        files: the round's files, with or without log-probs of the reference and a teacher.
-        vocabulary: number of tokens of the policy.
-        expected: facts that the rollouts must have in their footers, such as the round and the digest of the policy.
-
-    Raises:
-        UserError: a file is missing or damaged, is about different completions, or its values do not fit them.
-    """
-    beside = {"scores": files.scores, "reference": files.reference, "teacher": files.teacher}
-    for name, paths in beside.items():
-        if len(paths) != len(files.rollouts) and (paths or name == "scores"):
-            raise UserError(f"--{name}: {len(paths)} tables for {len(files.rollouts)} of rollouts; give one for each")
-    lineage.require_one_scoring(files.scores)
-    rollouts = [read_rollouts(path, vocabulary, shard=shard, **expected) for shard, path in enumerate(files.rollouts)]
-    scores = [_read_about(table, path, "scores") for table, path in zip(rollouts, files.scores, strict=True)]
-    return RoundTables(
-        pa.concat_tables(rollouts),
-        pa.concat_tables(scores),
-        _logps_of_fixed_model(rollouts, files.reference, "reference"),
-        _logps_of_fixed_model(rollouts, files.teacher, "teacher"),
-        sum(len(table) for table, path in zip(rollouts, files.rollouts, strict=True) if path.parent.name == REFILL),
-        files.prompts,
-    )
-
-
 def _logps_of_fixed_model(rollouts: Sequence[pa.Table], paths: Sequence[Path], kind: str) -> pa.Table | None:
     """The tables of a kind, all of one model, with a log-prob for each sampled token; None without paths."""
     read = [_read_about(*pair, kind) for pair in zip(rollouts, paths, strict=False)]
@@ -125,20 +134,8 @@ def _logps_of_fixed_model(rollouts: Sequence[pa.Table], paths: Sequence[Path], k
     return pa.concat_tables(read, promote_options="default") if read else None
 
 
-def read_held_out(files: RoundFiles, round_: int, temperature: float) -> RoundTables:
-    """The held-out completions of a round, all of one policy, and their scores; no rows if a shard was sampled at
-    a different temperature. The errors are the same as for `read`.
-    """
-    lineage.require_one_scoring(files.scores)
-    rollouts = tables.read_shards(files.rollouts, "held_out", round=round_)
-    scores = [_read_about(*pair, "held_out_scores") for pair in zip(rollouts, files.scores, strict=True)]
-    if any(tables.footer(shard)["sampling_temperature"] != str(temperature) for shard in rollouts):
-        return RoundTables(rollouts[0].slice(0, 0), scores[0].slice(0, 0))
-    return RoundTables(pa.concat_tables(rollouts), pa.concat_tables(scores))
-
-
 def read_held_out_shard(path: Path, rollouts: pa.Table) -> pa.Table:
-    """The held-out completions that the job of a shard also sampled; the errors are the same as for `read`."""
+    """The held-out completions that the job of a shard also sampled; errors are the same as for `RoundFiles.read`."""
     facts = tables.footer(rollouts)
     table = tables.read(path, "held_out", None, **{name: facts[name] for name in ("round", "shard", "policy")})
     _check_lengths(path, table, table["sampling_logps"], "sampling_logps")
@@ -146,7 +143,7 @@ def read_held_out_shard(path: Path, rollouts: pa.Table) -> pa.Table:
 
 
 def read_rollouts(path: Path, vocabulary: int | None = None, **expected: object) -> pa.Table:
-    """One shard of rollouts; the arguments and errors are the same as for `read`."""
+    """One shard of rollouts; the arguments and errors are the same as for `RoundFiles.read`."""
     table = tables.read(path, "rollouts", None, **expected)
     _check_lengths(path, table, table["sampling_logps"], "sampling_logps")
     for name in ("prompt_ids", "completion_ids"):

@@ -106,7 +106,7 @@ def _tables(
     """Returns rollouts, old scores and new scores of a round. Writes the new scores as the stage `score` does."""
     shards = round_tables.files_of(folder, "rollouts", config.rollout)
     scores = [round_tables.scores_beside(shard) for shard in shards]
-    old = round_tables.read(RoundFiles(shards, scores))
+    old = RoundFiles(shards, scores).read()
     rollouts = old.rollouts
     say(f"round {folder.name}: {len(rollouts)} completions")
     schema = tables.scores_schema([reward.column for reward in config.rewards])

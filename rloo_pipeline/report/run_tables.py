@@ -51,7 +51,7 @@ def read_round(folder: Path, settings: Rollout) -> pa.Table:
     """
     paths = round_tables.files_of(folder, "rollouts", settings)
     files = RoundFiles(paths, [round_tables.scores_beside(path) for path in paths])
-    sampled = round_tables.read(files, round=int(folder.name))
+    sampled = files.read(round=int(folder.name))
     rollouts = sampled.rollouts
     columns = {name: table[name] for table in (rollouts, sampled.scores) for name in table.column_names}
     if (folder / "train.parquet").exists():

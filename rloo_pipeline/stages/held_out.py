@@ -9,7 +9,7 @@ that had made the policy, as in TRL.
 from collections.abc import Sequence
 from pathlib import Path
 
-from rloo_pipeline.artifacts import lineage, round_tables
+from rloo_pipeline.artifacts import lineage
 from rloo_pipeline.artifacts.files import check_facts, read_artifact, write_json
 from rloo_pipeline.artifacts.round_tables import RoundFiles
 from rloo_pipeline.artifacts.tables import footer
@@ -49,7 +49,7 @@ def held_out(
     rewards = [reward for reward in config.rewards if not reward.gpus]
     whole = all(reward.weight == 0 for reward in config.rewards if reward.gpus)
     config = config.override({"rewards": rewards, "correct.reward": config.deciding_reward.column})
-    tables = round_tables.read_held_out(RoundFiles(rollouts, scores), round_, config.evaluation.temperature)
+    tables = RoundFiles(rollouts, scores).read_held_out(round_, config.evaluation.temperature)
     policy = config.rollout.policy_of(round_)
     # evaluation.each_round was 0 when the round was sampled, or evaluation.temperature was different
     if not len(tables.rollouts):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rloo_pipeline.artifacts import round_tables, tables
+from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables
@@ -55,7 +55,7 @@ def refill(
     """
     settings = config.rollout
     algorithm, samples = config.algorithm, settings.num_generations
-    sampled = round_tables.read(RoundFiles(rollouts, scores), round=round_, policy=policy.digest)
+    sampled = RoundFiles(rollouts, scores).read(round=round_, policy=policy.digest)
     teaching = teaching_groups(algorithm, samples, sampled).tolist()
     train = PromptSet(prompts / "train")
     spare = prompts_of_round(config, train, round_, difficulty, pass_rates).spare

@@ -29,7 +29,7 @@ from rloo_pipeline.seeds import derive
 from rloo_pipeline.training.preference_pairs import Pairs, split_held_out, tokenized
 from rloo_pipeline.training.reward_engine import RewardEngine
 from rloo_pipeline.training.settings import TrainerSettings
-from rloo_pipeline.training.sft import rows_of_step
+from rloo_pipeline.training.sft import last_loss, rows_of_steps
 
 
 def reward_model(config: Config, assets: Path, prompts: Path, model: Path, output: Path) -> None:
@@ -79,8 +79,7 @@ def reward_model(config: Config, assets: Path, prompts: Path, model: Path, outpu
             np.array(held_out.lengths).reshape(-1, 2),
             derive(config.seed, "reward model", "bootstrap"),
         )
-        tail = losses[-max(1, len(losses) // 10) :]
-        last = sum(tail) / len(tail)
+        last = last_loss(losses)
         about = {"policy": digest, "trained_pairs": len(trained.margins), "steps": steps, "loss": last}
         write_json(output, {**about, **measured})
         say(
@@ -92,23 +91,18 @@ def reward_model(config: Config, assets: Path, prompts: Path, model: Path, outpu
 
 def train(engine: RewardEngine, section: RewardModel, pairs: Pairs, steps: int, seed: int) -> list[float]:
     """Takes the optimizer steps; returns the mean loss of each."""
-    order = derive(seed, "reward model", "order")
     margins = torch.tensor(pairs.margins, dtype=torch.float32)
-    losses = []
-    with counting("reward model steps", steps) as counter:
-        for step in range(steps):
-            chosen = rows_of_step(len(pairs.margins), section.batch_size, step, order)
 
-            def loss_of(rows: Sequence[int], rewards: Tensor, *_: Tensor) -> Tensor:
-                values = rewards[:, 0]
-                of_pairs = margins[[row // 2 for row in rows[::2]]].to(values.device)
-                loss = bradley_terry(values[::2], values[1::2], of_pairs, section.center_rewards_coefficient)
-                return loss.sum() / section.batch_size
+    def loss_of(rows: Sequence[int], rewards: Tensor, *_: Tensor) -> Tensor:
+        values = rewards[:, 0]
+        of_pairs = margins[[row // 2 for row in rows[::2]]].to(values.device)
+        loss = bradley_terry(values[::2], values[1::2], of_pairs, section.center_rewards_coefficient)
+        return loss.sum() / section.batch_size
 
-            rows = [row for pair in chosen for row in (2 * pair, 2 * pair + 1)]
-            losses.append(engine.step(pairs.sequences, rows, loss_of))
-            counter.advance()
-    return losses
+    order = derive(seed, "reward model", "order")
+    chosen = rows_of_steps("reward model steps", len(margins), section.batch_size, steps, order)
+    rows_of_pairs = ([row for pair in step for row in (2 * pair, 2 * pair + 1)] for step in chosen)
+    return [engine.step(pairs.sequences, rows, loss_of) for rows in rows_of_pairs]
 
 
 def _pairs(config: Config, section: RewardModel, assets: Path, prompts: Path, model: Policy) -> tuple[Pairs, Pairs]:

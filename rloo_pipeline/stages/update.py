@@ -7,7 +7,7 @@ in `algorithm/`; `training/round_training.py` is the loop of optimizer steps.
 from collections.abc import Sequence
 from pathlib import Path
 
-from rloo_pipeline.artifacts import files, lineage, round_tables, tables
+from rloo_pipeline.artifacts import files, lineage, tables
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.round_tables import RoundFiles
 from rloo_pipeline.before_run import checkpointing, peak_share
@@ -64,7 +64,7 @@ def update(
     digest = policy.digest  # verifies its files before anything else reads them
     config, sampler = checkpointing.resolve(config, policy.dimensions), sampler or policy
     inputs = RoundFiles(rollouts, scores, reference, teacher, prompts).used(config)
-    sampled = round_tables.read(inputs, round=round_, policy=sampler.digest, vocabulary=sampler.vocabulary)
+    sampled = inputs.read(sampler.vocabulary, round=round_, policy=sampler.digest)
     proof = None if checks is None else RolloutProof(config, round_, sampler, checks, inputs)
     if proof and sampler != policy:
         proof.by_pass(sampled.rollouts)

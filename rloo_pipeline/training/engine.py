@@ -35,7 +35,7 @@ from rloo_pipeline.training import (
     sequence_group,
     weight_files,
 )
-from rloo_pipeline.training.deepspeed_internals import deepspeed_config, nvme, split_model
+from rloo_pipeline.training.deepspeed_internals import deepspeed_config, split_model
 from rloo_pipeline.training.expert_load import ExpertLoad
 from rloo_pipeline.training.kernels.lm_head import LossOf, TokenOutputs
 from rloo_pipeline.training.logprobs import TokenLogProbs
@@ -72,15 +72,12 @@ class Engine:
         torch.manual_seed(seed)
         section, on_disk = settings.deepspeed, None
         if section.offload.on_disk:
-            on_disk = nvme.configuration(plain_model.check_tensors(policy), section)
+            on_disk = split_model.on_disk(plain_model.check_tensors(policy), section)
         configuration = deepspeed_config.configuration(settings, on_disk)
-        zero_3 = section.zero_stage == 3
-        self.split = zero_3 and self.rank.world > 1
+        self.split = section.zero_stage == 3 and self.rank.world > 1
         """True if the ranks share the weights from the start."""
         with announcing(f"loading {policy}"):
             self.model, module = self.load(configuration)
-        if zero_3:
-            plain_model.check_gathered(self.model, policy)
         self.form = module.form
         self.experts = ExpertLoad(self.model)
         # In bfloat16 DeepSpeed runs the garbage collector twice per parameter group. Some optimizers have a group per

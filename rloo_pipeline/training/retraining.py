@@ -199,7 +199,7 @@ def _train(config: Config, round_: int, engine: Engine, carried: AlgorithmState,
     rollouts, scores, reference, teacher = kinds
     inputs = RoundFiles(rollouts, scores, reference, teacher, run / "prompts").used(config)
     sampler = _digest_of(run, config.rollout.policy_of(round_))
-    sampled = round_tables.read(inputs, engine.policy.vocabulary, round=round_, policy=sampler)
+    sampled = inputs.read(engine.policy.vocabulary, round=round_, policy=sampler)
     trained = round_training.train(config, round_, engine, carried, sampled)
     written = tables.read(folder / lineage.TRAIN, "train", ["prompt_id", "sample"])
     if not trained.rollouts.select(["prompt_id", "sample"]).equals(written):

@@ -3,7 +3,7 @@
 Loss: mean negative log-prob over the completion tokens of an optimizer step, the end token included.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -42,18 +42,14 @@ def sft(config: Config, section: Sft, start: Policy, assets: Path, prompts: Path
     # all weights, also in runs whose updates train a LoRA adapter
     settings = TrainerSettings.of_section(config, section, section.steps)
     engine = Engine(start, settings, derive(config.seed, "sft"))
-    losses: list[float] = []
-    with counting("SFT steps", section.steps) as counter:
-        for step in range(section.steps):
-            rows = rows_of_step(len(sequences.prompts), section.batch_size, step, derive(config.seed, "sft", "order"))
-            losses.append(_step(engine, sequences, rows))
-            counter.advance()
+    order = derive(config.seed, "sft", "order")
+    steps = rows_of_steps("SFT steps", len(sequences.prompts), section.batch_size, section.steps, order)
+    losses = [_step(engine, sequences, rows) for rows in steps]
     engine.save_policy(output, seed=config.seed, assets=lineage.assets_digest(assets))
     if engine.rank.first:
-        tail = losses[-max(1, len(losses) // 10) :]
         say(
             f"SFT: {section.steps} steps on {len(sequences.prompts)} demonstrations, loss per token from "
-            f"{losses[0]:.3f} to {sum(tail) / len(tail):.3f}"
+            f"{losses[0]:.3f} to {last_loss(losses):.3f}"
         )
     engine.close()
 
@@ -68,12 +64,27 @@ def _step(engine: Engine, sequences: Sequences, rows: Sequence[int]) -> float:
     return engine.step(sequences, rows, loss_of)
 
 
-def rows_of_step(count: int, size: int, step: int, seed: int) -> list[int]:
-    """Rows of an optimizer step, taken from one seeded permutation per epoch, end to end."""
-    draws = range(step * size, (step + 1) * size)
-    epochs = range(draws[0] // count, draws[-1] // count + 1)
-    orders = {epoch: _order(count, derive(seed, epoch)) for epoch in epochs}
-    return [orders[draw // count][draw % count] for draw in draws]
+def rows_of_steps(label: str, count: int, size: int, steps: int, seed: int) -> Iterator[list[int]]:
+    """Yields the rows of each optimizer step, taken from one seeded permutation per epoch, end to end.
+
+    Args:
+        label: label of the progress line.
+        count: number of rows.
+        size: rows per step.
+        steps: number of steps.
+        seed: decides the permutations.
+    """
+    with counting(label, steps) as counter:
+        for step in range(steps):
+            epochs = (divmod(draw, count) for draw in range(step * size, (step + 1) * size))
+            yield [_order(count, derive(seed, epoch))[place] for epoch, place in epochs]
+            counter.advance()
+
+
+def last_loss(losses: Sequence[float]) -> float:
+    """Mean loss of the last tenth of the steps."""
+    tail = losses[-max(1, len(losses) // 10) :]
+    return sum(tail) / len(tail)
 
 
 @lru_cache(2)  # takes over half a second for a million rows, and each step needs it

@@ -79,7 +79,7 @@ def configuration(settings: TrainerSettings, on_disk: JSON | None = None) -> JSO
 
     Args:
         settings: the trainer's settings.
-        on_disk: further keys of `zero_optimization` for an offload to a disk (`nvme.configuration`).
+        on_disk: further keys of `zero_optimization` for an offload to a disk (`split_model.on_disk`).
     """
     dtype, section = settings.dtype, settings.deepspeed
     communication = section.communication_data_type

@@ -15,14 +15,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from rloo_pipeline.config import JSON, Deepspeed
 from rloo_pipeline.errors import UserError, translate_write_errors
 from rloo_pipeline.runtime import guard, ranks, scratch
 from rloo_pipeline.training.deepspeed_internals.deepspeed_config import load_values, save_reproducibly
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
-    from torch import Tensor, nn
+    from torch import Tensor
 
 SUB_GROUP = 100_000_000
 """Number of a rank's weights whose optimizer state is in memory at a time."""
@@ -38,33 +37,6 @@ MOUNTS = Path("/proc/self/mountinfo")
 """Linux's list of mounted file systems, proc_pid_mountinfo(5)."""
 WRITTEN = {"optimizer": 16, "parameters": 2}
 """Bytes on disk for each weight of a rank: float32 weights, two moments and gradients; bfloat16 weights."""
-
-
-def configuration(model: nn.Module, deepspeed: Deepspeed) -> JSON:
-    """DeepSpeed's keys for the offload of a model to a new folder on this node's disk; its tensors need no values.
-
-    Raises:
-        UserError: see `disk`; or the disk has too little space.
-    """
-    world = ranks.current().world
-    sizes = [parameter.numel() for parameter in model.parameters()]
-    share, largest = -(-sum(sizes) // world), -(-max(sizes) // world)
-    written = share * WRITTEN["optimizer"]
-    path = str(_folder(deepspeed.nvme_path))
-    keys: JSON = {
-        "sub_group_size": SUB_GROUP,
-        "offload_optimizer": {"device": "nvme", "nvme_path": path, "buffer_count": BUFFERS},
-    }
-    if deepspeed.offload.parameters == "nvme":
-        of_module = max(len(list(module.parameters(recurse=False))) for module in model.modules())
-        buffers = {"buffer_count": max(READ, 2 * of_module), "buffer_size": largest + ALIGNED, "max_in_cpu": 0}
-        keys["offload_param"] = {"device": "nvme", "nvme_path": path, **buffers}
-        # each module returns its buffers at once, because DeepSpeed does not wait for a free one
-        keys |= {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
-        written += share * WRITTEN["parameters"]
-    _check_space(Path(path), written)
-    replace_access()
-    return keys
 
 
 def disk(nvme_path: str | None) -> Path:
@@ -95,20 +67,25 @@ def _in_memory(folder: Path) -> bool:
     )
 
 
-def _folder(nvme_path: str | None) -> Path:
-    """A new folder for this process, removed when it ends; also removes the folders that killed processes have left."""
+def new_folder(nvme_path: str | None, written: int) -> Path:
+    """A new folder for this process, removed when it ends; also removes the folders that killed processes have left.
+
+    Args:
+        nvme_path: as for `disk`.
+        written: bytes that each process writes.
+
+    Raises:
+        UserError: see `disk`; or the disk has too little space.
+    """
     folder = Path(tempfile.mkdtemp(prefix="rloo-offload-", dir=disk(nvme_path)))
     scratch.claim(folder)
-    return folder
-
-
-def _check_space(folder: Path, written: int) -> None:
     needed, free = written * (ranks.current().local + 1), shutil.disk_usage(folder).free
     if free < needed:
         raise UserError(
             f"deepspeed.nvme_path: {folder.parent} has {free / 1e9:,.1f} GB free, and {needed / 1e9:,.1f} GB are "
             "needed; name a folder on a larger disk, or use more nodes"
         )
+    return folder
 
 
 def save_state(engine: DeepSpeedEngine, folder: Path, step: int) -> dict[str, str]:

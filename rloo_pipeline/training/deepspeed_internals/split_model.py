@@ -1,7 +1,7 @@
 """Models that are split over the ranks from the start (ZeRO 3), so that no process ever holds all weights.
 
 DeepSpeed's `zero.Init` splits each tensor as soon as it is read. Weights are gathered one module at a time to compute,
-and one tensor at a time to be written (`weight_files.py`).
+and one tensor at a time to be written (`weight_files.py`). Parts of them may be in files on a disk (`nvme.py`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rloo_pipeline.config import JSON
+from rloo_pipeline.config import JSON, Deepspeed
 from rloo_pipeline.runtime import devices, ranks
-from rloo_pipeline.training.deepspeed_internals import deepspeed_config
+from rloo_pipeline.training.deepspeed_internals import deepspeed_config, nvme
 from rloo_pipeline.transformers_internals import loaded_model
 
 
@@ -36,6 +36,28 @@ def minimal_configuration(dtype: str) -> JSON:
     """DeepSpeed's configuration for a split model without an optimizer."""
     formats = {"bf16": {"enabled": dtype == "bfloat16"}, "fp16": {"enabled": dtype == "float16"}}
     return {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}, **formats}
+
+
+def on_disk(model: nn.Module, section: Deepspeed) -> JSON:
+    """DeepSpeed's keys for a model of which parts are in files on this node's disk; its tensors need no values.
+
+    Raises:
+        UserError: see `nvme.new_folder`.
+    """
+    world = ranks.current().world
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    share, largest = -(-sum(sizes) // world), -(-max(sizes) // world)
+    written = share * sum(nvme.WRITTEN[part] for part, place in section.offload if place == "nvme")
+    device = {"device": "nvme", "nvme_path": str(nvme.new_folder(section.nvme_path, written))}
+    keys: JSON = {"sub_group_size": nvme.SUB_GROUP, "offload_optimizer": {**device, "buffer_count": nvme.BUFFERS}}
+    if section.offload.parameters == "nvme":
+        most = max(len(list(module.parameters(recurse=False))) for module in model.modules())
+        size, count = largest + nvme.ALIGNED, max(nvme.READ, 2 * most)
+        keys["offload_param"] = {**device, "buffer_count": count, "buffer_size": size, "max_in_cpu": 0}
+        # each module returns its buffers at once, because DeepSpeed does not wait for a free one
+        keys |= {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
+    nvme.replace_access()
+    return keys
 
 
 def split_each(parameters: Iterator[nn.Parameter], configuration: JSON) -> None:

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 from helpers import mini
 
-from rloo_pipeline.artifacts import assets, files, lineage, manifest, policy, round_tables, tables
+from rloo_pipeline.artifacts import assets, files, lineage, manifest, policy, tables
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.round_tables import RoundFiles
 from rloo_pipeline.cli.stage_options import INPUTS
@@ -178,8 +178,8 @@ def test_scores_of_different_versions_of_functions_are_not_compared(tmp_path) ->
         write_table(other, **facts)
         for together in (
             lambda: lineage.require_one_scoring([first, other]),
-            lambda: round_tables.read(RoundFiles([first, other], [first, other])),
-            lambda: round_tables.read_held_out(RoundFiles([first, other], [first, other]), 1, 1.0),
+            lambda: RoundFiles([first, other], [first, other]).read(),
+            lambda: RoundFiles([first, other], [first, other]).read_held_out(1, 1.0),
         ):
             with pytest.raises(UserError, match="were scored by different versions of your reward functions or models"):
                 together()

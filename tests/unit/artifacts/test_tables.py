@@ -137,7 +137,7 @@ def test_json_of_another_name_or_round_is_refused(tmp_path) -> None:
 
 
 def test_a_round_is_read_with_what_belongs_to_it(tmp_path) -> None:
-    read = round_tables.read(write_round(tmp_path), 8, run="test", round=3, policy="abc")
+    read = write_round(tmp_path).read(8, run="test", round=3, policy="abc")
     assert [len(table) for table in (read.rollouts, read.scores, read.reference)] == [4, 4, 4]
     assert read.refilled == 0
 
@@ -166,15 +166,15 @@ def test_a_round_is_read_with_what_belongs_to_it(tmp_path) -> None:
 )
 def test_what_does_not_belong_together_gives_a_one_line_error(changes, belongs, sentence, tmp_path) -> None:
     with pytest.raises(UserError, match=f"{sentence}.*; delete it and run again"):
-        round_tables.read(write_round(tmp_path, **changes), **{"vocabulary": 8, **belongs})
+        write_round(tmp_path, **changes).read(**{"vocabulary": 8, **belongs})
 
 
 def test_scores_of_other_rollouts_are_refused(tmp_path) -> None:
     first, others = write_round(tmp_path / "a"), write_round(tmp_path / "b", seed=[1, 2, 3, 4])
     with pytest.raises(UserError, match=r"b/scores\.parquet: its rollouts is .* is expected here"):
-        round_tables.read(first._replace(scores=others.scores))
+        first._replace(scores=others.scores).read()
     with pytest.raises(UserError, match="--scores: 2 tables for 1 of rollouts"):
-        round_tables.read(first._replace(scores=[*first.scores, *others.scores]))
+        first._replace(scores=[*first.scores, *others.scores]).read()
 
 
 def test_shards_of_one_table_are_of_one_policy(tmp_path) -> None:
@@ -193,10 +193,10 @@ def test_shards_of_one_table_are_of_one_policy(tmp_path) -> None:
         rewrite(getattr(shards[1], kind)[0], kind, shard=1, rollouts=digests[1])
     for path in both_shards.reference:
         rewrite(path, "reference", policy="of policy 0")
-    assert len(round_tables.read(both_shards).rollouts) == 8
+    assert len(both_shards.read().rollouts) == 8
     rewrite(both_shards.reference[1], "reference", policy="another")
     with pytest.raises(UserError, match=r"b/reference\.parquet: its policy is another, but of policy 0 is expected"):
-        round_tables.read(both_shards)
+        both_shards.read()
     assert len(tables.read_all([first, second], "rollouts")) == 8
     rewrite(second, "rollouts", policy="another")
     with pytest.raises(UserError, match=r"b/rollouts\.parquet: its policy is another, but abc is expected here"):

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from helpers import ROOT, mini, rloo
+from helpers import ROOT, done, mini, rloo
 
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.before_run import cards, estimate, queueing
@@ -95,8 +95,7 @@ def test_one_job_is_advised_where_queue_and_starts_of_engines_would_be_much_of_t
 
 def test_the_command_shows_both_modes_and_refuses_what_is_not_slurm(tmp_path) -> None:
     config = ROOT / ".test" / "config" / "config.yaml"
-    outcome = rloo("plan", config, "--profile", ROOT / "profiles" / "slurm", "--wait", 5)
-    assert outcome.returncode == 0, outcome.stderr
+    outcome = done("plan", config, "--profile", ROOT / "profiles" / "slurm", "--wait", 5)
     assert "SLURM, 5 min in the queue for each job" in outcome.stdout
     assert "advice: rloo submit" in outcome.stdout
     refused = rloo("plan", config, "--profile", ROOT / "profiles" / "allocation")

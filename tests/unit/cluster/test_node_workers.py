@@ -7,6 +7,8 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -190,37 +192,34 @@ def test_a_command_in_another_image_is_a_step() -> None:
     assert step_client.inner("cat a  # the user's own", "images/own.sif") is None
 
 
-def test_ctrl_c_ends_a_stages_shell_without_a_traceback(tmp_path) -> None:
+@contextmanager
+def asking_stage(folder: Path) -> Iterator[tuple[subprocess.Popen[str], socket.socket]]:
+    """A stage's shell that has begun to ask a router, and the router's end of their connection."""
     with socket.socket(socket.AF_UNIX) as router:
-        router.bind(str(tmp_path / "router"))
+        router.bind(str(folder / "router"))
         router.listen()
         stage = subprocess.Popen(
             [sys.executable, "-IS", step_client.__file__, "bash", "-c", "true"],
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | {step_client.ROUTER: str(tmp_path / "router")},
+            env=os.environ | {step_client.ROUTER: str(folder / "router")},
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
         )
         connection, _ = router.accept()
-        connection.recv(1)
+        with connection:
+            connection.recv(1)
+            yield stage, connection
+
+
+def test_ctrl_c_ends_a_stages_shell_without_a_traceback(tmp_path) -> None:
+    with asking_stage(tmp_path) as (stage, _):
         stage.send_signal(signal.SIGINT)
         assert stage.communicate(timeout=60)[1] == ""
-        connection.close()
     assert stage.returncode == -signal.SIGINT
 
 
 def test_a_stage_whose_router_is_gone_ends_without_a_traceback(tmp_path) -> None:
-    with socket.socket(socket.AF_UNIX) as router:
-        router.bind(str(tmp_path / "router"))
-        router.listen()
-        stage = subprocess.Popen(
-            [sys.executable, "-IS", step_client.__file__, "bash", "-c", "true"],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {step_client.ROUTER: str(tmp_path / "router")},
-        )
-        connection, _ = router.accept()
-        connection.recv(1)
+    with asking_stage(tmp_path) as (stage, connection):
         connection.close()  # with the rest of the request unread, which resets the connection
         assert stage.communicate(timeout=60)[1] == ""
     assert stage.returncode == 1

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import pytest
-from helpers import rloo
+from helpers import done, rloo
 from synthetic_runs import PROMPTS, ROUNDS, SAMPLES, Reader, configuration, finish_run, metrics_of
 
 from rloo_pipeline.artifacts import tables
@@ -347,8 +347,7 @@ def test_one_run_and_a_run_named_twice_are_refused(folders, tmp_path) -> None:
 
 def test_it_is_a_command(folders, tmp_path) -> None:
     outputs = tmp_path / "c.html", tmp_path / "c.json"
-    outcome = rloo("compare", *folders, "--output", outputs[0], "--summary", outputs[1])
-    assert outcome.returncode == 0, outcome.stderr
+    outcome = done("compare", *folders, "--output", outputs[0], "--summary", outputs[1])
     assert f"see {outputs[0]}" in outcome.stderr
     assert re.search(r"pass@1 \d+\.\d% -> \d+\.\d%, gain [+-]\d+\.\d points$", outcome.stderr, re.MULTILINE)
     assert len(json.loads(outputs[1].read_text())["runs"]) == 3

@@ -10,7 +10,7 @@ from unittest import mock
 
 import helpers
 import pytest
-from helpers import mini, printed, rloo
+from helpers import done, mini, printed, rloo
 from rich.console import RenderableType
 from synthetic_runs import configuration, finish_run, train_again, write_config, write_log, write_prompts
 
@@ -446,16 +446,14 @@ def test_where_nothing_can_be_redrawn_the_view_is_printed_at_once(tmp_path, monk
 
 
 def test_a_locale_without_the_characters_of_curves_ends_no_view(tmp_path) -> None:
-    outcome = rloo("watch", write_run(tmp_path / "run", 2), "--once", PYTHONIOENCODING="ascii")
-    assert outcome.returncode == 0, outcome.stderr
+    outcome = done("watch", write_run(tmp_path / "run", 2), "--once", PYTHONIOENCODING="ascii")
     assert "round 2 of 8" in outcome.stdout
 
 
 def test_once_prints_one_frame_and_writes_nothing(tmp_path) -> None:
     run = write_run(tmp_path / "run", 2)
     before = sorted((file, file.stat().st_mtime_ns) for file in run.rglob("*"))
-    outcome = rloo("watch", run, "--once")
-    assert outcome.returncode == 0, outcome.stderr
+    outcome = done("watch", run, "--once")
     assert "round 2 of 8" in outcome.stdout
     assert sorted((file, file.stat().st_mtime_ns) for file in run.rglob("*")) == before
     assert "not the folder of a run" in rloo("watch", tmp_path, "--once").stderr

@@ -2,6 +2,7 @@
 
 import csv
 import importlib.metadata
+import re
 
 import forks
 import pytest
@@ -30,13 +31,10 @@ def test_the_installed_libraries_are_those_that_the_changes_were_made_for() -> N
 
 @pytest.mark.parametrize("distribution", guard.PINS)
 def test_the_pinned_lists_have_the_same_versions(distribution) -> None:
-    pin = guard.PINS[distribution]
-    lists = {guard.CONTROLLER: ["controller.txt"], guard.CUDA: ["cuda.txt"]}.get(
-        pin.requirements, ["cpu.txt", "cuda.txt"]
-    )
-    for name in lists:
+    names = {distribution, guard.BUILDS.get(distribution)}
+    for name in re.findall(r"\w+\.txt", guard.LISTS.get(distribution, guard.STAGES)):
         pinned = (ROOT / "requirements" / name).read_text().split()
-        assert {f"{library}=={pin.version}" for library in (distribution, pin.alternative)} & set(pinned), name
+        assert {f"{library}=={guard.PINS[distribution]}" for library in names} & set(pinned), name
 
 
 @pytest.mark.parametrize("distribution", guard.PINS)
@@ -44,7 +42,7 @@ def test_another_version_is_refused(distribution, monkeypatch) -> None:
     monkeypatch.setattr(guard, "version", lambda _: "99.0")
     with pytest.raises(
         UserError,
-        match=rf"{distribution} 99\.0 is installed.*install {distribution}=={guard.PINS[distribution].version}",
+        match=rf"{distribution} 99\.0 is installed.*install {distribution}=={guard.PINS[distribution]}",
     ):
         guard.require(distribution)
 
@@ -66,7 +64,7 @@ def test_engines_of_another_version_are_not_imported(module, start, monkeypatch)
 
 def patch_release(monkeypatch, **changed) -> None:
     """Makes the SLURM plugin a patch release of the pinned one in which some methods of its executor are others."""
-    major, minor, _ = guard.PINS["snakemake-executor-plugin-slurm"].version.split(".")
+    major, minor, _ = guard.PINS["snakemake-executor-plugin-slurm"].split(".")
     monkeypatch.setattr(guard, "version", lambda _: f"{major}.{minor}.99")
     for name, method in changed.items():
         monkeypatch.setattr(slurm_executor.plugin.Executor, name, method)
@@ -121,14 +119,14 @@ def test_an_upgrade_is_told_whether_stages_take_the_newer_release(monkeypatch, c
     plugin = guard.PINS["snakemake-executor-plugin-slurm"]
     monkeypatch.setattr(guard, "PINS", {"snakemake-executor-plugin-slurm": plugin})
     if installed in ("pinned", "99.0"):
-        monkeypatch.setattr(guard, "version", lambda _: plugin.version if installed == "pinned" else installed)
+        monkeypatch.setattr(guard, "version", lambda _: plugin if installed == "pinned" else installed)
     if installed == "without a method":
         monkeypatch.delattr(slurm_executor.plugin.Executor, "_submit_job")
     with pytest.raises(SystemExit) as end:
         guard.main()
     assert end.value.code == refused
     output = capsys.readouterr().out
-    assert (f"; stages refuse it while guard.PINS has {plugin.version}\n" in output) == refused
+    assert (f"; stages refuse it while {plugin} is pinned\n" in output) == refused
     assert ("docs/internals.md says how" in output) == refused
 
 

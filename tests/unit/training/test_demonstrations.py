@@ -115,7 +115,7 @@ def test_calls_without_answers_are_refused(messages) -> None:
 def test_the_order_of_an_epoch_is_drawn_once_and_not_for_each_of_its_steps(monkeypatch) -> None:
     drawn = Mock(side_effect=sft.permutation)
     monkeypatch.setattr(sft, "permutation", drawn)
-    rows = [row for step in range(50) for row in sft.rows_of_step(1003, 41, step, 7)]
+    rows = [row for step in sft.rows_of_steps("steps", 1003, 41, 50, 7) for row in step]
     assert drawn.call_count == 3
     assert [sorted(rows[first : first + 1003]) for first in (0, 1003)] == 2 * [[*range(1003)]]
 

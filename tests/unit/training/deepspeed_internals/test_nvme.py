@@ -17,12 +17,12 @@ from rloo_pipeline.training.deepspeed_internals import nvme
 
 
 def test_the_folder_of_a_living_process_stays_and_that_of_a_killed_one_is_removed(tmp_path) -> None:
-    mine = nvme._folder(str(tmp_path))
+    mine = nvme.new_folder(str(tmp_path), 0)
     left = tmp_path / "rloo-offload-left"
     left.mkdir()
     (left / "weights.swp").touch()
     (tmp_path / f"{scratch.LOCK}{left.name}").write_text(socket.gethostname())
-    other = nvme._folder(str(tmp_path))
+    other = nvme.new_folder(str(tmp_path), 0)
     assert mine.is_dir()
     assert not left.exists()
     scratch.remove()
@@ -32,9 +32,9 @@ def test_the_folder_of_a_living_process_stays_and_that_of_a_killed_one_is_remove
 
 def test_a_folder_may_name_variables_and_must_be_on_the_node(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("SCRATCH_OF_JOB", str(tmp_path))
-    assert nvme._folder("$SCRATCH_OF_JOB").parent == tmp_path
+    assert nvme.new_folder("$SCRATCH_OF_JOB", 0).parent == tmp_path
     with pytest.raises(UserError, match=r"nvme_path: \$NO_SUCH is not a folder on this node"):
-        nvme._folder("$NO_SUCH")
+        nvme.new_folder("$NO_SUCH", 0)
 
 
 @pytest.mark.parametrize("file_system", ["tmpfs", "ext4"])
@@ -53,12 +53,12 @@ def test_a_folder_for_temporary_files_in_memory_is_refused_where_no_other_is_nam
     if not finding.ok:
         assert "is in the memory of this node" in finding.message
         with pytest.raises(UserError, match="is in the memory of this node, so that offloading to it"):
-            nvme._folder(None)
+            nvme.new_folder(None, 0)
 
 
 def test_a_disk_without_space_is_named(tmp_path) -> None:
     with pytest.raises(UserError, match=r"GB free, and .* GB are needed; name a folder on a larger disk"):
-        nvme._check_space(tmp_path, 10**18)
+        nvme.new_folder(str(tmp_path), 10**18)
 
 
 def test_a_file_that_is_short_or_cannot_be_written_is_an_error(tmp_path) -> None:
