@@ -9,9 +9,10 @@ from rloo_pipeline.trackers.trackers import TRACKERS
 
 
 def _export(arguments: argparse.Namespace) -> None:
-    config = load(arguments.config or arguments.run / "config.yaml")
     from rloo_pipeline.commands.export import export
+    from rloo_pipeline.judging import run_files
 
+    config = load(arguments.config) if arguments.config else run_files.read_config(arguments.run)
     export(config, arguments.run, arguments.output, arguments.merge, arguments.policy)
 
 

@@ -18,6 +18,8 @@ from rloo_pipeline.report.frame import templates_of
 
 LOADERS = ("load_dataset", "load_from_disk", "from_list", "from_dict", "from_generator", "from_pandas", "from_json")
 """Functions of `datasets` that read rows. Statements that depend on them stay inside a function."""
+FORMATS = ("csv", "json", "parquet", "text", "arrow", "pandas", "xml", "webdataset", "imagefolder", "audiofolder")
+"""First arguments of `load_dataset` that name a format, even beside a folder of this name."""
 CHANGING = ("append", "extend", "insert", "add", "update", "sort", "reverse")
 """Methods that change a list, a set or a dict."""
 OWN = {"train", "held_out", "rows", "_split"}
@@ -262,8 +264,18 @@ class _Filled(ast.NodeTransformer):
         return self._written(node) if found.is_parameter or self.script.is_parsed(node) else node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Seeds a random choice of rows that has no seed, since `train` and `held_out` both make it, and each rerun."""
+        """Seeds a random choice of rows that has no seed, since `train` and `held_out` both make it, and each rerun.
+        Makes the path of a folder of rows absolute, even if it is a name without a slash.
+        """
         method = node.func.attr if isinstance(node.func, ast.Attribute) else None
+        match node:
+            case ast.Call(args=[ast.Constant(str(name)), *_]) if name_of(node.func) in (
+                "load_dataset",
+                "load_from_disk",
+            ):
+                if name not in FORMATS and Path(name).is_dir():
+                    self.has_changed = True
+                    node.args[0] = ast.Constant(str(Path(name).resolve()))
         seeded = {keyword.arg for keyword in node.keywords} & {"seed", "generator", None}
         if not seeded and (method == "train_test_split" or (method == "shuffle" and not node.args)):
             node.keywords.append(ast.keyword("seed", ast.Constant(0)))

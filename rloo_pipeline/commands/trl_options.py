@@ -185,7 +185,8 @@ class Translation:
         if self.options.get("eval_strategy") == "steps":
             every = self.options.get("eval_steps") or self.options.get("logging_steps", 10)
             every = every * rounds if every < 1 else every / per_round  # below 1, a share of the run
-            self.keys["evaluation.every"] = max(1, round(every))
+            every = max(1, round(every))
+            self._set("eval_strategy", "evaluation.every", every, f"every {counted(every, 'round')}")
 
     def _optimizer(self) -> None:
         total = self.keys["rounds"] * self.steps * self.options["num_iterations"]

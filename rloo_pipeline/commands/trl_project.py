@@ -173,6 +173,7 @@ class TrlProject(TrlModel):
         is_file = path in ("json", "parquet", "csv", "text")
         if keywords or is_file or not isinstance(path, str) or not isinstance(split, str):
             return None
+        path = str(Path(path).resolve()) if Path(path).is_dir() else path
         source = {"name": path, "config_name": name, "split": split, "revision": revision}
         return {key: value for key, value in source.items() if value is not None}
 

@@ -6,7 +6,7 @@ import shutil
 import model_folders
 import pytest
 import torch
-from helpers import mini
+from helpers import mini, rloo
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -59,6 +59,13 @@ def test_an_adapter_on_tied_weights_is_not_merged_and_an_absent_policy_is_told(t
     assert not (tmp_path / "plain").exists()
     with pytest.raises(UserError, match="00007: no such policy"):
         export(config, adapted, tmp_path / "plain", merge=True, number=7)
+
+
+def test_a_folder_that_is_not_of_a_run_is_told(tmp_path, adapted) -> None:
+    (tmp_path / "experiment.yaml").touch()
+    policy, output = adapted / "policies" / "00001", tmp_path / "plain"
+    assert f"{policy}: not the folder of a run" in rloo("export", policy, "--out", output).stderr
+    assert f"{tmp_path}: the folder of an experiment" in rloo("export", tmp_path, "--out", output).stderr
 
 
 def test_a_policy_of_a_run_that_is_write_protected_is_exported_into_a_folder_that_is_not(tmp_path, tiny_model) -> None:

@@ -49,6 +49,7 @@ def test_a_command_of_trl_is_read_like_its_script(command) -> None:
     assert config["rewards"][1]["options"] == {"longest": 1280, "cache": 256}
     assert config["update"]["lora"] == {"r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "target_modules": ["q_proj"]}
     assert (config["update"]["learning_rate"], config["algorithm"]["beta"]) == (1e-5, 0.1)
+    assert "eval_strategy: epoch policy 0 and the last policy are evaluated" in " ".join(output.split())
     assert output.split("NOT in this project")[1].split("Next:")[0].split() == ["optim:", "sgd"]
 
 

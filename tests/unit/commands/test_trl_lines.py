@@ -499,10 +499,25 @@ train = load_dataset("csv", data_files={"train": ["here.csv", "data/train.csv"],
 test = rows_of("own.jsonl")
 """
     script = SMALL.format(options="").replace("\nRLOOTrainer", f"{data}RLOOTrainer")
-    script = script.replace('load_dataset("org/data", split="train")', "train").replace(
-        'load_dataset("org/data", "main", split="test")', "test"
-    )
+    script = script.replace('load_dataset("org/data", split="train")', "train")
+    script = script.replace('load_dataset("org/data", "main", split="test")', "test")
     _, output = project(script)
     missing = " ".join(output.partition("Without a counterpart")[2].split())
     assert "file: data/train.csv is not here; if it is not on the Hub, write its path into data.py" in missing
     assert missing.count("is not here") == 1
+
+
+def test_a_folder_of_rows_beside_the_script_is_found_from_the_project(monkeypatch) -> None:
+    for folder in ("sums", "csv"):
+        Path(folder).mkdir()
+        for split in ("train", "test"):
+            Path(folder, f"{split}.csv").write_text(f"prompt,answer\n{split},1\n")
+    script = SMALL.format(options="").replace("org/data", "sums").replace('"main", ', "")
+    config, _ = project(script)
+    assert config["dataset"]["train"] == {"name": str(Path("sums").resolve()), "split": "train"}
+    script = script.replace('"sums", split="test")', "'csv', data_files='csv/test.csv', split='train')")
+    project(script, folder="other")
+    monkeypatch.chdir("other")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(Path("cache").resolve()))
+    assert load_function("data.py:train")() == [{"prompt": "train", "answer": 1}]
+    assert load_function("data.py:held_out")() == [{"prompt": "test", "answer": 1}]
