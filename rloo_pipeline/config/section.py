@@ -14,7 +14,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 JSON = dict[str, Any]
 OR_ONE = BeforeValidator(lambda values: [values] if isinstance(values, str) else values)
 """A list of strings may also be a single string, as in transformers."""
-LARGEST = {int: 2**63 - 1, float: 3.4e38}
+LARGEST: Mapping[type, float] = {int: 2**63 - 1, float: 3.4e38}
 """Largest numbers that tensors hold: those of int64 and float32."""
 S = TypeVar("S", bound="Section")
 
@@ -74,11 +74,12 @@ class Section(pydantic.BaseModel):
     def _refuse_other_numbers(cls, value: Any, check: pydantic.ValidatorFunctionWrapHandler) -> Any:
         checked = check(value)
         both = isinstance(value, list) and isinstance(checked, list | tuple)
-        pairs = zip(value, checked, strict=False) if both else [(value, checked)]
+        pairs: list[tuple[Any, Any]] = [*zip(value, checked, strict=False)] if both else [(value, checked)]
         if any(isinstance(given, bool) and type(taken) in (int, float) for given, taken in pairs):  # pydantic takes 1
             raise PydanticCustomError("boolean", "must be a number, and YAML reads yes, no, on and off as booleans")
-        for kind, largest in LARGEST.items():
-            if any(type(taken) is kind and abs(taken) > largest for _, taken in pairs):
+        for _, taken in pairs:
+            largest = LARGEST.get(type(taken))
+            if largest is not None and abs(taken) > largest:
                 raise PydanticCustomError("large", f"must be from -{largest:g} to {largest:g}")
         return checked
 
