@@ -242,8 +242,6 @@ def try_loss(name: str, function: OwnLoss) -> str:
 
     leaf = logps.clone().requires_grad_()
     value = loss(leaf)
-    if not value.requires_grad:
-        raise UserError(f"algorithm.loss: {name} does not depend on logps, so nothing is learned; do not detach them")
     [gradient] = torch.autograd.grad(value.sum(), leaf)
     if not bool(value.isfinite().all() and gradient.isfinite().all()):
         raise UserError(f"algorithm.loss: {name} returns values that are not finite for ordinary log-probs; correct it")

@@ -14,6 +14,8 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 JSON = dict[str, Any]
 OR_ONE = BeforeValidator(lambda values: [values] if isinstance(values, str) else values)
 """A list of strings may also be a single string, as in transformers."""
+LARGEST: Mapping[type, float] = {int: 2**63 - 1, float: 3.4e38}
+"""Largest numbers that tensors hold: those of int64 and float32."""
 S = TypeVar("S", bound="Section")
 
 
@@ -49,8 +51,9 @@ class Excluded(NamedTuple):
 
 
 class Section(pydantic.BaseModel):
-    """A section of the configuration. It is immutable and refuses unknown keys, NaN, infinity, booleans for numbers,
-    the conflicts that `EXCLUDED` and `_problems` name, and keys that nothing reads without another one (`USED_WITH`).
+    """A section of the configuration. It is immutable and refuses unknown keys, NaN, infinity, numbers that no
+    tensor holds, booleans for numbers, the conflicts that `EXCLUDED` and `_problems` name, and keys that nothing reads
+    without another one (`USED_WITH`).
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
@@ -68,12 +71,16 @@ class Section(pydantic.BaseModel):
 
     @pydantic.field_validator("*", mode="wrap")
     @classmethod
-    def _refuse_boolean(cls, value: Any, check: pydantic.ValidatorFunctionWrapHandler) -> Any:
+    def _refuse_other_numbers(cls, value: Any, check: pydantic.ValidatorFunctionWrapHandler) -> Any:
         checked = check(value)
         both = isinstance(value, list) and isinstance(checked, list | tuple)
-        pairs = zip(value, checked, strict=False) if both else [(value, checked)]
+        pairs: list[tuple[Any, Any]] = [*zip(value, checked, strict=False)] if both else [(value, checked)]
         if any(isinstance(given, bool) and type(taken) in (int, float) for given, taken in pairs):  # pydantic takes 1
             raise PydanticCustomError("boolean", "must be a number, and YAML reads yes, no, on and off as booleans")
+        for _, taken in pairs:
+            largest = LARGEST.get(type(taken))
+            if largest is not None and abs(taken) > largest:
+                raise PydanticCustomError("large", f"must be from -{largest:g} to {largest:g}")
         return checked
 
     def unused(self, keys: tuple[str, ...], reason: str) -> Iterator[str]:

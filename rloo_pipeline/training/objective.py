@@ -21,6 +21,7 @@ from rloo_pipeline.algorithm import divergence, kl, mismatch
 from rloo_pipeline.algorithm.loss import Bounds, OwnLoss, Totals, aggregate, log_ratio, losses
 from rloo_pipeline.algorithm.mismatch import Rejection
 from rloo_pipeline.config.algorithm import Algorithm, Clip
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.training.batch import Batch, of_shape
 
@@ -201,13 +202,18 @@ def own_loss(name: str) -> OwnLoss:
     """The user's loss with this import string; each call checks its result.
 
     Raises:
-        UserError: the function cannot be found; or, in a call, it does not return a loss for each token.
+        UserError: the function cannot be found; or, in a call, it does not return a loss for each token, or one
+            without a gradient.
     """
     function = import_string.load(name)
 
     def checked(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
         arguments = (values.clone() for values in (logps, old_logps, advantages, mask))  # it may change them
-        loss = function(*arguments)
-        return of_shape(loss, logps, f"algorithm.loss: {name}", "log-probs", "[completions, tokens]")
+        loss = of_shape(function(*arguments), logps, f"algorithm.loss: {name}", "log-probs", "[completions, tokens]")
+        if logps.requires_grad and not loss.requires_grad:
+            raise UserError(
+                f"algorithm.loss: {name} does not depend on logps, so nothing is learned; do not detach them"
+            )
+        return loss
 
     return checked

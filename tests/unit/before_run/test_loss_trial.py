@@ -89,8 +89,12 @@ def test_functions_that_change_their_arguments_change_nothing_else(tmp_path) -> 
     assert (values.tolist(), mask.tolist()) == ([[1.0, 3.0]], [[True, True]])
 
 
-def test_a_step_refuses_a_loss_of_another_shape(tmp_path) -> None:
-    (tmp_path / "mine.py").write_text("def mine(logps, *_):\n    return logps.sum()\n")
-    values = torch.zeros(2, 3)
-    with pytest.raises(UserError, match=r"returned \(\) for log-probs \(2, 3\)"):
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [("logps.sum()", r"returned \(\) for log-probs \(2, 3\)"), ("logps.detach()", "does not depend on logps")],
+)
+def test_a_step_refuses_a_loss_of_another_shape_or_without_a_gradient(result, message, tmp_path) -> None:
+    (tmp_path / "mine.py").write_text(f"def mine(logps, *_):\n    return {result}\n")
+    values = torch.zeros(2, 3, requires_grad=True)
+    with pytest.raises(UserError, match=message):
         own_loss(f"{tmp_path}/mine.py:mine")(values, values, values, values.bool())

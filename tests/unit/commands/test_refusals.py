@@ -482,6 +482,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "stages.track": "about a finished run",
     "training.batch": SAMPLED,
     "training.batch.of_shape": "tests/unit/before_run/test_loss_trial.py",
+    "training.objective": "tests/unit/before_run/test_loss_trial.py",
     "training.selection": STAGES_FILE,
     "training.deepspeed_internals.deepspeed_config": STAGES_FILE,
     "training.demonstrations.tokenized": (
