@@ -1,5 +1,6 @@
 """Chooses which warm engines take turns on the GPUs. While one runs, the others wait in host memory."""
 
+from collections.abc import Mapping
 from itertools import combinations
 from pathlib import Path
 
@@ -21,19 +22,30 @@ SHARE = 0.8
 """Share of host memory that waiting engines may use; reward functions and the page cache need the rest."""
 
 
-def left_out(config: Config) -> frozenset[str]:
+def left_out(config: Config, counts: Mapping[str, int]) -> frozenset[str]:
     """Roles that get no warm worker because host memory cannot hold all engines; their stages start their own engines.
     Empty without a GPU, and with `workers: always`.
+
+    Args:
+        config: the run's configuration.
+        counts: number of workers per role.
     """
     if config.workers != "auto" or not devices.has_gpu():
         return frozenset()
+    has_own_base = config.reward_model is not None and config.reward_model.own_source
     try:
-        built = Path("results") / config.run / "assets" / "model"
-        folder = model_inputs.model_folder(config.model) or (built if config.model.build else _fetched(config.model))
+        dims = _dimensions(config, "model")
+        own = _dimensions(config.of_reward_model, "reward_model") if has_own_base else dims
     except (UserError, OSError, ValueError):  # neither here nor on the Hub
         return frozenset()
-    dims = Policy(folder).dimensions
-    return frozenset() if dims is None else _too_many(config, dims, devices.machine_bytes())
+    return _too_many(config, dims, own or dims, counts, devices.machine_bytes()) if dims else frozenset()
+
+
+def _dimensions(config: Config, asset: str) -> ModelDims | None:
+    """The dimensions of a model; None if the first stage will build it."""
+    built = Path("results") / config.run / "assets" / asset
+    folder = model_inputs.model_folder(config.model) or (built if config.model.build else _fetched(config.model))
+    return Policy(folder).dimensions
 
 
 def _fetched(model: Model) -> Path:
@@ -43,11 +55,13 @@ def _fetched(model: Model) -> Path:
     return Path(hf_hub_download(str(model.name_or_path), "config.json", revision=model.revision)).parent
 
 
-def _too_many(config: Config, dims: ModelDims, machine: float) -> frozenset[str]:
+def _too_many(
+    config: Config, dims: ModelDims, own: ModelDims, counts: Mapping[str, int], machine: float
+) -> frozenset[str]:
     """The roles to leave out, so that the rest fit into `machine` bytes: those whose starts take the least time of a
     round.
     """
-    waiting = waiting_bytes(config, dims)
+    waiting = {role: size * counts.get(role, 0) for role, size in waiting_bytes(config, dims, own).items()}
     in_rounds = config.uses_reference or config.algorithm.teacher is not None
     seconds = {
         "trainer": speeds.STARTS["update"].typical,
@@ -60,14 +74,20 @@ def _too_many(config: Config, dims: ModelDims, machine: float) -> frozenset[str]
     return min(fitting, key=lambda left: sum(seconds[role] for role in left))
 
 
-def waiting_bytes(config: Config, dims: ModelDims) -> dict[str, float]:
-    """Bytes of a node's host memory that each engine takes while it is off its GPU."""
+def waiting_bytes(config: Config, dims: ModelDims, own: ModelDims) -> dict[str, float]:
+    """Bytes of a node's host memory that a worker's engine takes while it is off its GPU.
+
+    Args:
+        config: the run's configuration.
+        dims: dimensions of the run's model.
+        own: dimensions of the reward model that the run trains.
+    """
     weights = dims.parameters * float(BYTES[config.model.dtype])
     nodes = config.deepspeed.nodes
     ranks = config.deepspeed.processes // nodes
     copies = 1 / nodes if effective_zero_stage(config.model.dtype, config.deepspeed.zero_stage) else ranks
     of_run = RunMemory(config, dims)
     of_trainer = ranks * (PROCESS + of_run.weights) + copies * of_run.state
-    of_scorer = memory.total(memory.reward_models(config, dims, "cuda"))
+    of_scorer = memory.total(memory.reward_models(config, own, "cuda"))
     waiting = {"trainer": of_trainer, "logprobs": PROCESS + weights, "scorer": of_scorer, "sampler": PROCESS + weights}
     return {role: size for role, size in waiting.items() if size and gpu_shares.can_keep(role, config, on_gpus=True)}

@@ -265,7 +265,8 @@ def _print_cpu(run: RunMemory, teacher: model_dims.ModelDims | None, console: Te
         _print_memory(console, "teacher on CPUs", run._replace(shape=teacher).reference())
     _print_memory(console, "rollout on CPUs", run.rollout())
     if models := memory.reward_models(run.config, estimate.own_reward_model(run.config, run.shape), "cpu"):
-        _print_memory(console, "reward models on CPUs, also between their stages", models)
+        several = f", each of up to {run.config.rollout.shards} workers" if run.config.rollout.shards > 1 else ""
+        _print_memory(console, f"reward models on CPUs, also between their stages{several}", models)
     console.print("Name a GPU to see what fits on it and the GPU-hours: --gpu h100:80")
 
 

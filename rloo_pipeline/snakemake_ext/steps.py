@@ -77,7 +77,9 @@ def start_workers(call: SnakemakeCall) -> None:
     rules, limits = call.workflow.rules, call.workflow.global_resources
     stages = {stage_of(job.rule) for job in call.workflow.dag.needrun_jobs()} - {""}
     cores, logs = call.workflow.resource_settings.cores, call.folder / "logs" / "workers"
-    first, runs, without = call.runs.first, len(call.runs.configs), warm_engines.left_out(call.runs.first)
+    first, runs = call.runs.first, len(call.runs.configs)
+    on_one = cores // slurm.job_nodes() if call.several_nodes else cores
+    without = warm_engines.left_out(first, manager.worker_counts(first, on_one, stages, runs))
     if not call.several_nodes:
         manager.start(first, cores, logs, stages, runs, without, program(call))
         if call.in_image and first.workers != "never":

@@ -7,6 +7,7 @@ reported early. An async function mostly waits for a service: it has one worker,
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from multiprocessing.connection import wait
 from types import MappingProxyType
@@ -31,7 +32,7 @@ from rloo_pipeline.user_code.worker_process import (
 IMPORT_SECONDS = 600.0
 """Time limit for importing a function."""
 Elsewhere = Callable[..., FunctionScores | None]
-"""Calls a reward model in another process, with the arguments of `WorkerPools.score`; None if that fails."""
+"""Calls a reward model in another process, with the arguments of `WorkerPools.score`; None if no other process can."""
 POLL_SECONDS = 1.0
 """Maximum wait for messages before checking for dead processes."""
 
@@ -120,15 +121,34 @@ class WorkerPools:
             UserError: a function cannot be found, needs a column that does not exist, or does not return one finite
                 number or None per completion; or it fails or times out and `on_error` or `on_timeout` is `fail`.
         """
-        offered = batch.arguments()
-        found = [
-            other(reward, batch, samples, dict(constants)) if other and batch.completions and not workers else None
-            for reward, other, workers in zip(self.rewards, self.elsewhere, self.started, strict=True)
-        ]
-        with counting("scores", found.count(None) * len(batch.completions)) as counter:
-            own = [place for place, results in enumerate(found) if results is None]
-            jobs = [ScoringJob(self.rewards[place], offered, samples, constants, counter.advance) for place in own]
-            self.workers = dict(zip(jobs, [self.started[place] for place in own], strict=True))
+        with ThreadPoolExecutor(1) as thread:  # one model after the other, beside the stage's own functions
+            asked = {
+                place: thread.submit(other, self.rewards[place], batch, samples, dict(constants))
+                for place, other in enumerate(self.elsewhere)
+                if other and batch.completions and not self.started[place]
+            }
+            own = [place for place in range(len(self.rewards)) if place not in asked]
+            if any(not self.rewards[place].gpus for place in asked) or any(self.rewards[place].gpus for place in own):
+                [future.result() for future in asked.values()]  # they would compete for cores, or for a GPU
+            found: dict[int, FunctionScores | None] = {**self._score_own(own, batch, samples, constants, more)}
+            found |= {place: future.result() for place, future in asked.items()}
+        if missing := [place for place, results in found.items() if results is None]:
+            found |= self._score_own(missing, batch, samples, constants, more)
+        return [results for _, results in sorted(found.items()) if results]
+
+    def _score_own(
+        self,
+        places: Sequence[int],
+        batch: RewardBatch,
+        samples: Sequence[int],
+        constants: Mapping[str, Any],
+        more: bool,
+    ) -> dict[int, FunctionScores]:
+        """Scores with the functions at these places, in processes of this one; arguments are as for `score`."""
+        with counting("scores", len(places) * len(batch.completions)) as counter:
+            offered = batch.arguments()
+            jobs = [ScoringJob(self.rewards[place], offered, samples, constants, counter.advance) for place in places]
+            self.workers = dict(zip(jobs, [self.started[place] for place in places], strict=True))
             for job, workers in self.workers.items():
                 for worker in workers:
                     if worker.signature is not None:
@@ -136,8 +156,7 @@ class WorkerPools:
             while self._step(more):
                 pass
         reap_orphans(self.others | {worker.process.pid for worker in chain(*self.started)})
-        results_of_own = (job.results for job in jobs)
-        return [results or next(results_of_own) for results in found]
+        return {place: job.results for place, job in zip(places, jobs, strict=True)}
 
     def _step(self, more: bool) -> bool:
         """Assigns calls, waits for messages and handles them. Returns False once every job is finished."""

@@ -17,6 +17,7 @@ import psutil
 
 from rloo_pipeline.artifacts import function_copies
 from rloo_pipeline.config import Config, Reward
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import cost, gpu_claims, reproducible
 from rloo_pipeline.user_code.dispatch import Elsewhere, WorkerPools
 from rloo_pipeline.user_code.score_batch import FunctionScores
@@ -71,7 +72,11 @@ def elsewhere(config: Config) -> Elsewhere | None:
 
 
 def _ask(config: Config, model: Reward, *batch: Any) -> FunctionScores | None:
-    """The results of a reward model's calls; None if no worker can make them, or one fails."""
+    """The results of a reward model's calls; None if no worker can make them, or it dies.
+
+    Raises:
+        UserError: as for `WorkerPools.score`.
+    """
     calls = Calls(config.rewards, model, config.scoring.workers, config.reproducible, batch)
     command = [client.CALL_MODEL, "--output", f"results/{config.run}"]
     command += ["--only", model.column] if model.gpus else []
@@ -84,19 +89,28 @@ def _ask(config: Config, model: Reward, *batch: Any) -> FunctionScores | None:
         if code != 0:
             return None
         file.seek(0)
-        scores: FunctionScores
-        scores, seconds = pickle.load(file)
+        outcome: FunctionScores | UserError
+        outcome, cause, seconds = pickle.load(file)
         cost.add(seconds)
-        return scores
+        if isinstance(outcome, UserError):
+            raise outcome from cause
+        return outcome
     return None
 
 
 def answer(run: Path, file: Path) -> None:
-    """Makes the calls in a file that another stage has written, and replaces it by their results and CPU seconds."""
+    """Makes the calls in a file that another stage has written, and replaces it by their results, or the error with its
+    cause, and CPU seconds.
+    """
     calls: Calls = pickle.loads(file.read_bytes())
     function_copies.use(run)
     reproducible.prepare(calls.reproducible)
     gpu_claims.claim(calls.model.gpus, patience=client.PATIENCE["scorer"])  # the stage may have lent others
-    with pools([calls.model], calls.rewards, calls.workers) as started:
-        [results] = started.score(*calls.batch)
-    file.write_bytes(pickle.dumps((results, cost.cpu_seconds())))
+    outcome: FunctionScores | UserError
+    cause = None
+    try:
+        with pools([calls.model], calls.rewards, calls.workers) as started:
+            [outcome] = started.score(*calls.batch)
+    except UserError as error:
+        outcome, cause = error, error.__cause__
+    file.write_bytes(pickle.dumps((outcome, cause, cost.cpu_seconds())))

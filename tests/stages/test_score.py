@@ -21,6 +21,7 @@ from rloo_pipeline.artifacts import lineage, tables
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import REWARD_MODEL, Config
 from rloo_pipeline.config.loading import load
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import cost
 from rloo_pipeline.stages.score import score
 from rloo_pipeline.training.metrics import sample_metrics
@@ -237,3 +238,39 @@ def test_a_stage_that_had_to_load_a_model_itself_keeps_calling_it_and_asks_no_wo
         [first], [second] = pools.score(batch, [4], more=True), pools.score(batch, [4])
     assert first.scores == second.scores
     assert len(asked) == 1
+
+
+def test_a_model_that_fails_in_a_worker_is_not_called_again_for_the_words_of_its_error(
+    tmp_path, tiny_model, scorer
+) -> None:
+    config = Config(**mini(rewards=[{"function": REWARD_MODEL, "options": {"model": str(tmp_path / "none")}}]))
+    batch = RewardBatch(["1+1="] * 2, ["1", "22"], [[1]] * 2, {})
+    with WorkerPools(config.rewards, 1, elsewhere=kept_models.elsewhere(config)) as pools:
+        with pytest.raises(UserError, match="cannot be loaded as a model for sequence classification"):
+            pools.score(batch, [2])
+        assert [*chain(*pools.started)] == []
+    assert scorer.poll() is None, "the worker goes on"
+
+
+@pytest.mark.parametrize(("gpus", "beside"), [(1, True), (0, False)])
+def test_a_model_on_a_gpu_is_called_while_the_stages_own_functions_run(tmp_path, gpus, beside) -> None:
+    """And one on CPUs before them, so that they do not compete for cores."""
+    own_runs = tmp_path / "own runs"
+    (tmp_path / "own.py").write_text(
+        f"from pathlib import Path\n\ndef own(completions, **_):\n    Path({str(own_runs)!r}).touch()\n"
+        "    return [0.5 for _ in completions]\n"
+    )
+    rewards = [
+        {"function": f"{tmp_path / 'own.py'}:own"},
+        {"function": REWARD_MODEL, "name": "model", "gpus": gpus, "options": {"model": "not/here"}},
+    ]
+
+    def ask(*_: object) -> FunctionScores:
+        if beside:
+            wait_until(own_runs.exists)
+        assert own_runs.exists() == beside
+        return FunctionScores([2.0] * 2, [None] * 2, [None] * 2, [0.0] * 2)
+
+    with WorkerPools(Config(**mini(rewards=rewards)).rewards, 2, elsewhere=ask) as pools:
+        own, model = pools.score(RewardBatch(["1+1="] * 2, ["1", "22"], [[1]] * 2, {}), [2])
+    assert (own.scores, model.scores) == ([0.5] * 2, [2.0] * 2)

@@ -16,6 +16,7 @@ from rloo_pipeline.config import REWARD_MODEL, Config
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.stages.table import ROWS
 
+ONE_EACH = dict.fromkeys(("sampler", "logprobs", "trainer", "scorer"), 1)
 QWEN_7B = ModelDims(3584, 28, 3584, 512, 18944, 152064, 7_600_000_000)
 
 
@@ -31,20 +32,29 @@ QWEN_7B = ModelDims(3584, 28, 3584, 512, 18944, 152064, 7_600_000_000)
 )
 def test_engines_that_the_memory_of_the_machine_does_not_hold_start_in_each_round(gigabytes, left_out) -> None:
     config = Config(**mini(model={"dtype": "bfloat16"}))
-    assert warm_engines._too_many(config, QWEN_7B, gigabytes * 1e9) == left_out
+    assert warm_engines._too_many(config, QWEN_7B, QWEN_7B, ONE_EACH, gigabytes * 1e9) == left_out
+
+
+def test_each_worker_of_a_role_waits_with_an_engine() -> None:
+    config = Config(**mini(model={"dtype": "bfloat16"}))
+    room = sum(warm_engines.waiting_bytes(config, QWEN_7B, QWEN_7B).values()) / warm_engines.SHARE + 1
+    for counts, left_out in ((ONE_EACH, set()), (ONE_EACH | {"sampler": 2}, {"logprobs"})):
+        assert warm_engines._too_many(config, QWEN_7B, QWEN_7B, counts, room) == left_out
+    only_samplers = {"sampler": 3}
+    assert not warm_engines._too_many(config, QWEN_7B, QWEN_7B, only_samplers, room)
 
 
 def test_each_rank_of_a_trainer_waits_with_a_copy_of_the_weights() -> None:
     def trainer(**deepspeed) -> float:
         config = Config(**mini(model={"dtype": "bfloat16"}, deepspeed=deepspeed))
-        return warm_engines.waiting_bytes(config, QWEN_7B).get("trainer", 0)
+        return warm_engines.waiting_bytes(config, QWEN_7B, QWEN_7B).get("trainer", 0)
 
     assert trainer(processes=4, zero_stage=2) - trainer() == 3 * (warm_engines.PROCESS + 2 * QWEN_7B.parameters)
     assert not trainer(processes=4, zero_stage=3), "which is not kept"
 
 
 def test_a_reward_model_waits_too(tmp_path, monkeypatch) -> None:
-    """One that the run trains, or that is not on this machine yet, is as large as the model."""
+    """One that the run trains from its model, or that is not on this machine yet, is as large as the model."""
     sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 50}
     (tmp_path / "config.json").write_text(json.dumps(sizes))
     save_file({"score": np.zeros(500, "float32")}, tmp_path / "model.safetensors")
@@ -60,10 +70,11 @@ def test_a_reward_model_waits_too(tmp_path, monkeypatch) -> None:
     ]
     pairs = {"train": {"path": "pairs.jsonl"}}
     config = Config(**mini(model={"dtype": "bfloat16"}, rewards=scored, reward_model=pairs))
-    size = warm_engines.waiting_bytes(config, QWEN_7B)["scorer"]
+    size = warm_engines.waiting_bytes(config, QWEN_7B, QWEN_7B)["scorer"]
     assert size == 3 * warm_engines.PROCESS + 2 * QWEN_7B.parameters + 1000 + 4 * QWEN_7B.parameters
-    assert warm_engines._too_many(config, QWEN_7B, 220e9) == {"scorer"}, "it starts in less time than the trainer"
-    assert "scorer" not in warm_engines.waiting_bytes(Config(**mini()), QWEN_7B)
+    too_many = warm_engines._too_many(config, QWEN_7B, QWEN_7B, ONE_EACH, 220e9)
+    assert too_many == {"scorer"}, "it starts in less time than the trainer"
+    assert "scorer" not in warm_engines.waiting_bytes(Config(**mini()), QWEN_7B, QWEN_7B)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +96,9 @@ def test_plan_counts_the_processes_of_reward_models_on_cpus(tmp_path) -> None:
     terms = memory.reward_models(config, QWEN_7B, "cpu")
     assert terms == {"processes": 3 * 430e6, "weights of reward_model": 3.0 * 4 * QWEN_7B.parameters}
     assert memory.reward_models(config, QWEN_7B, "cuda") == {}
-    assert "reward models on CPUs" in printed(plan.plan_run, config, None)
+    for shards, of_each in ((1, ""), (2, ", each of up to 2 workers")):
+        config = config.override({"rollout.shards": shards})
+        assert f"on CPUs, also between their stages{of_each}:" in printed(plan.plan_run, config, None)
 
 
 def test_auto_looks_at_the_model_and_always_does_not(tmp_path, monkeypatch) -> None:
@@ -95,11 +108,31 @@ def test_auto_looks_at_the_model_and_always_does_not(tmp_path, monkeypatch) -> N
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(devices, "has_gpu", lambda: True)
     monkeypatch.setattr(devices, "machine_bytes", lambda: 128e9)
-    assert "trainer" in warm_engines.left_out(Config(**mini(**large)))
-    assert not warm_engines.left_out(Config(**mini(workers="always", **large)))
-    assert not warm_engines.left_out(Config(**mini())), "built in the first stage"
+    assert "trainer" in warm_engines.left_out(Config(**mini(**large)), ONE_EACH)
+    assert not warm_engines.left_out(Config(**mini(workers="always", **large)), ONE_EACH)
+    assert not warm_engines.left_out(Config(**mini()), ONE_EACH), "built in the first stage"
     on_hub = Config(**mini(model={"build": None, "build_options": {}, "name_or_path": "some/model"}))
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: str(tmp_path / "config.json"))
-    assert "trainer" in warm_engines.left_out(on_hub), "before the first stage fetches the weights"
+    assert "trainer" in warm_engines.left_out(on_hub, ONE_EACH), "before the first stage fetches the weights"
     monkeypatch.setattr(devices, "has_gpu", lambda: False)
-    assert not warm_engines.left_out(Config(**mini(**large))), "as before"
+    assert not warm_engines.left_out(Config(**mini(**large)), ONE_EACH), "as before"
+
+
+def test_a_reward_model_from_another_base_is_as_large_as_that(tmp_path, monkeypatch) -> None:
+    """A small one beside a large model, whose size decides what the machine holds."""
+    folders = {}
+    for name, layers in (("policy", 32), ("small", 1)):
+        sizes = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": layers, "vocab_size": 1000}
+        folders[name] = tmp_path / name
+        folders[name].mkdir()
+        (folders[name] / "config.json").write_text(json.dumps(sizes | {"model_type": "llama", "intermediate_size": 8}))
+    seen = []
+    monkeypatch.setattr(devices, "has_gpu", lambda: True)
+    monkeypatch.setattr(devices, "machine_bytes", lambda: 1e12)
+    monkeypatch.setattr(warm_engines, "_too_many", lambda _, dims, own, *__: seen.append(dims.layers / own.layers))
+    model = {"build": None, "build_options": {}, "name_or_path": str(folders["policy"])}
+    for base in ({}, {"name_or_path": str(folders["small"])}):
+        section = {"train": {"path": "pairs.jsonl"}, **base}
+        scored = [{"function": REWARD_MODEL, "gpus": 1}]
+        warm_engines.left_out(Config(**mini(model=model, rewards=scored, reward_model=section)), ONE_EACH)
+    assert seen == [1, 32]
