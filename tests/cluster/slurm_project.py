@@ -26,11 +26,15 @@ def ask(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def wait_until(condition: Callable[[], Any], seconds: float, event: str) -> Any:
+PATIENCE = 1500.0
+"""Seconds to wait for what comes soon; long enough for a busy machine."""
+
+
+def wait_until(condition: Callable[[], Any], event: str) -> Any:
     """Waits until `condition()` returns a true value, and returns it."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE
     while not (answer := condition()):
-        assert time.monotonic() < deadline, f"not in {seconds} s: {event}"
+        assert time.monotonic() < deadline, f"not in {PATIENCE:g} s: {event}"
         time.sleep(0.3)
     return answer
 
@@ -123,18 +127,18 @@ class Cluster(Project):
         assert outcome.returncode == 0, outcome.stdout + outcome.stderr
         return outcome.stdout.split()[1].rstrip(";")
 
-    def outcome(self, job: str, seconds: float = 1200) -> dict[str, Any]:
+    def outcome(self, job: str) -> dict[str, Any]:
         """Waits until a submitted run has ended, and returns its outcome."""
         folder = self.folder / "results" / "mini" / "logs" / "submit"
 
         def read_outcome() -> dict[str, Any] | None:
-            path = folder / "outcome.json"
+            path, queued = folder / "outcome.json", job in ask("squeue", "-h", "-o", "%A").split()
             record = json.loads(path.read_text()) if path.exists() else {"outcome": "requeued"}
-            assert record["outcome"] != "requeued" or job in ask("squeue", "-h", "-o", "%A").split(), "the job is gone"
+            assert record["outcome"] != "requeued" or queued, "the job is gone"
             return None if record["outcome"] == "requeued" else record
 
         try:
-            return wait_until(read_outcome, seconds, "the submitted run ends")
+            return wait_until(read_outcome, "the submitted run ends")
         finally:
             print("".join(file.read_text() for file in folder.glob("*log.out")))
 
@@ -158,9 +162,9 @@ class Cluster(Project):
         """The logs of failed jobs."""
         return "".join(log.read_text() for log in (self.folder / ".snakemake" / "slurm_logs").rglob("*.log"))
 
-    def finish(self, started: subprocess.Popen[str], seconds: float = 1200) -> None:
+    def finish(self, started: subprocess.Popen[str]) -> None:
         """Waits for the command, which must succeed."""
-        assert started.wait(seconds) == 0, self.output()
+        assert started.wait(PATIENCE) == 0, self.output()
 
     def output(self) -> str:
         """The output of the command that was started."""
@@ -169,7 +173,7 @@ class Cluster(Project):
     def cancel(self, started: subprocess.Popen[str], job: str, named: str) -> None:
         """Cancels a job, which must end the run with a line that names it, and without a retry."""
         ask("scancel", job)
-        assert started.wait(300) == 1
+        assert started.wait(PATIENCE) == 1
         assert f"SLURM job {named} was cancelled" in self.output()
         assert "Trying to restart" not in self.output()
 
@@ -180,7 +184,7 @@ class Cluster(Project):
             assert started.poll() is None, self.output()
             return condition()
 
-        return wait_until(checked, 1200, event)
+        return wait_until(checked, event)
 
     def wait_for(self, started: subprocess.Popen[str], rule: str) -> tuple[str, str]:
         """Waits until a job of a rule runs. Returns its id and node."""

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 from helpers import mini
-from slurm_project import GO_ON, SCORES, ask, wait_until
+from slurm_project import GO_ON, PATIENCE, SCORES, ask, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,7 @@ def test_a_node_that_does_not_see_the_image_says_so(cluster, finished) -> None:
     started = start_held(cluster, "results/mini/policies/00001")
     (cluster.folder / "images").unlink()
     (cluster.folder / "go on").touch()
-    assert started.wait(600) == 1
+    assert started.wait(PATIENCE) == 1
     assert "no such image on" in cluster.logs()
     assert (cluster.folder / SCORES).exists()
 
@@ -62,7 +62,7 @@ def test_jobs_of_a_killed_controller_write_nothing_after_it_is_restarted(cluster
     assert cluster.holds(older_job), "the older job is still at work"
     written = (cluster.folder / SCORES).stat()
     (cluster.folder / "go on").touch()
-    wait_until(lambda: "JobState=FAILED" in ask("scontrol", "show", "job", older_job), 300, "the older job fails")
+    wait_until(lambda: "JobState=FAILED" in ask("scontrol", "show", "job", older_job), "the older job fails")
     assert (cluster.folder / SCORES).stat() == written
     assert "was started again" in cluster.logs()
 
@@ -87,7 +87,7 @@ def test_a_full_disk_gives_a_one_line_error_and_with_space_the_run_continues(clu
         filler.write_bytes(bytes(shutil.disk_usage(results).free - (256 << 10)))
         # without the metrics the update is not done, even where its policy was written before the disk was full
         target = (*GO_ON, "--retries=0", "--", "results/mini/policies/00001", "results/mini/rounds/00001/metrics.json")
-        assert cluster.start(*target).wait(300) == 1
+        assert cluster.start(*target).wait(PATIENCE) == 1
         assert re.search("^rloo update: error: no space left in results/mini/", cluster.logs(), re.MULTILINE)
         assert not list(results.rglob(".*.tmp"))
 

@@ -55,7 +55,7 @@ def test_a_cancelled_update_runs_again_and_one_whose_node_dies_runs_on_another(c
             running_job = cluster.running("update")
             return running_job is not None and running_job[1] != node
 
-        wait_until(runs_on_another_node, 180, "SLURM notices, and the update runs on another node")
+        wait_until(runs_on_another_node, "SLURM notices, and the update runs on another node")
         cluster.finish(started)
     finally:
         subprocess.run([ROOT / "tests" / "cluster" / "up.sh"], check=True)
@@ -67,7 +67,7 @@ def kill_node(name: str, job: str) -> None:
     """Like a loss of power: kills the daemon and everything that it started for the job."""
     daemon = int(Path(f"/run/slurm/slurmd.{name}.pid").read_text())
     os.kill(daemon, signal.SIGKILL)
-    wait_until(lambda: not Path(f"/proc/{daemon}").exists(), 60, "the daemon is gone")
+    wait_until(lambda: not Path(f"/proc/{daemon}").exists(), "the daemon is gone")
     for mark, file in ((f"slurmstepd: [{job}.", "cmdline"), (f"SLURM_JOB_ID={job}\0", "environ")):
         for path in Path("/proc").glob(f"[0-9]*/{file}"):
             try:

@@ -18,7 +18,7 @@ def test_every_stage_as_a_job_in_the_image_gives_the_bytes_of_one_machine_and_th
     cluster, finished, image
 ) -> None:
     """Also with an image outside of the working folder, as here."""
-    cluster.finish(cluster.start(rounds=1), 1500)
+    cluster.finish(cluster.start(rounds=1))
     for pattern in RESULTS:
         assert cluster.files(pattern) == finished.files(pattern) != {}
     with image.open("rb") as file:

@@ -38,7 +38,7 @@ def test_a_run_in_several_allocations_gives_the_bytes_of_a_run_in_one(cluster, f
     assert outcome["allocations"] >= 2
     for pattern in ("policies/*/*", "rounds/**/*.parquet"):
         assert cluster.files(pattern) == finished.files(pattern)
-    wait_until(lambda: f"mini: done in allocation {outcome['allocations']}" in status(cluster), 60, "the job has ended")
+    wait_until(lambda: f"mini: done in allocation {outcome['allocations']}" in status(cluster), "the job has ended")
 
 
 def test_a_controller_continues_after_its_time_limit_and_cancels_its_stages_when_cancelled(cluster, finished) -> None:
@@ -55,13 +55,13 @@ def test_a_controller_continues_after_its_time_limit_and_cancels_its_stages_when
     weights = "policies/00001/*.safetensors"
     assert cluster.files(weights) == finished.files(weights) != {}
 
-    wait_until(lambda: not ask("squeue", "-h", "-o", "%A", "--job", job).strip(), 60, "the job has ended")
+    wait_until(lambda: not ask("squeue", "-h", "-o", "%A", "--job", job).strip(), "the job has ended")
     before(cluster, "rollout", "sleep 600")
     cluster.submit("--controller", "--time=5", *arguments, "--until", "rollout")
-    stage, _ = wait_until(lambda: cluster.running("rollout"), 120, "a rollout runs")
+    stage, _ = wait_until(lambda: cluster.running("rollout"), "a rollout runs")
     cancelled = cluster.rloo("cancel", "mini")
     assert "was cancelled" in cancelled.stdout, cancelled.stderr
-    wait_until(lambda: stage not in ask("squeue", "-h", "-o", "%A").split(), 60, "the rollout has ended")
+    wait_until(lambda: stage not in ask("squeue", "-h", "-o", "%A").split(), "the rollout has ended")
     outcome_file = cluster.folder / "results" / "mini" / "logs" / "submit" / "outcome.json"
     assert json.loads(outcome_file.read_text())["outcome"] == "cancelled"
     assert "mini: cancelled in allocation 1 of job" in status(cluster)

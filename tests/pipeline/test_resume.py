@@ -34,9 +34,10 @@ STAGES = (
 SHORT = {"gate", "held-out", "pass-rates", "report-so-far"}
 
 # Comes before the real command on the PATH and kills the first call of each stage: those that write policies while
-# they write (a hidden folder shows it), the others just after they have opened their log.
+# they write (a hidden folder shows it), the others just after they have opened their log. One that is through by then,
+# on a busy machine, counts as killed at its end.
 KILLER = """#!{python} -ISu
-import subprocess, sys, time
+import os, subprocess, sys, time
 from pathlib import Path
 
 sys.path.append({tests!r})
@@ -46,6 +47,15 @@ def start():
     if {address!r}:
         return Fork.of_this_process({address!r}, sys.argv[1:])
     return subprocess.Popen([{python!r}, "-m", "rloo_pipeline", *sys.argv[1:]])
+
+def rank_lives():
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "comm").read_text().startswith("update") and os.readlink(process / "cwd") == os.getcwd():
+                return True
+        except OSError:
+            pass
+    return False
 
 mark = Path({marks!r}) / sys.argv[1]
 if mark.exists():
@@ -62,14 +72,13 @@ while victim.poll() is None:
         time.sleep(0.02)
         break
     time.sleep(0.002)
-if victim.poll() is not None:  # on a busy machine: the stage's next call has its turn
-    mark.unlink()
+if victim.poll():
     sys.exit(victim.wait())
 victim.kill()
 mark.with_suffix(".killed").touch()
 victim.wait()
-if sys.argv[1] == "update":
-    time.sleep(1)  # its ranks, which the tests fork, end a moment later, and may write outputs until then
+while rank_lives():  # the ranks that the tests fork end a moment later, and may write outputs until then
+    time.sleep(0.02)
 sys.exit(137)
 """
 

@@ -73,6 +73,26 @@ def test_our_step_without_deepspeed_is_measured_on_any_device(tmp_path, without)
     assert 0.1 < row["peak_memory_gb"] < 4
 
 
+@pytest.mark.slow
+def test_a_step_of_compiled_layers_is_measured_with_their_graphs(gpu, monkeypatch) -> None:
+    """By a compiler that only traces, since C++ would take most of a minute."""
+    import torch
+
+    from rloo_pipeline.training import faster_kernels
+    from rloo_pipeline.transformers_internals.loaded_model import decoder_layers
+
+    def trace(model: torch.nn.Module) -> None:
+        for layer in decoder_layers(model):
+            layer.compile(dynamic=True, backend="eager")
+
+    monkeypatch.setattr(faster_kernels, "compile_layers", trace)
+    task = gpu.Task("tiny", "cpu", "float32", 1, (8, 16), (4, 24), 4, 1)
+    row = gpu.measured(task, "compiled")
+    torch.compiler.reset()
+    assert row["graphs"] > 0
+    assert row["compilation_s"] > 0
+
+
 def test_the_script_starts_without_the_libraries_of_single_sides(without) -> None:
     succeeded(subprocess.run([sys.executable, SCRIPT, "--help"], env=os.environ | without, capture_output=True))
     of_deepspeed = {"rloo_pipeline.training.engine", "rloo_pipeline.config.section"}

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 SIZES = {
     "small": {"hidden_size": 256, "layers": 4, "heads": 4, "key_value_heads": 2, "intermediate_size": 768},
-    "large": {"hidden_size": 768, "layers": 12, "heads": 12, "key_value_heads": 4, "intermediate_size": 2304},
+    "large": {"hidden_size": 768, "layers": 8, "heads": 12, "key_value_heads": 4, "intermediate_size": 2304},
 }
 VOCABULARY, PROMPT, COMPLETION, GROUPS = 2048, 12, 36, 8
 WITHIN = 0.15
@@ -36,7 +36,7 @@ def make_model(folder: Path, size: str) -> Path:
 CHANGES = {
     "dataset": {"max_prompt_length": PROMPT},
     "rollout": {"generation_batch_size": GROUPS * 4, "max_completion_length": COMPLETION, "shards": 1},
-    "algorithm": {"steps_per_generation": 1},
+    "algorithm": {"steps_per_generation": 1, "beta": 0},
 }
 
 

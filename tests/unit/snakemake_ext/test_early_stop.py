@@ -52,10 +52,10 @@ def test_sigterm_does_not_wait_for_what_it_interrupts(monkeypatch) -> None:
     with scheduler._lock:
         interrupted = threading.Thread(target=scheduler.exit_gracefully, args=(signal.SIGTERM, None), daemon=True)
         interrupted.start()
-        interrupted.join(5)
+        interrupted.join(60)
         assert not interrupted.is_alive()
         assert display.stopping, "jobs that the signal has ended too are no failures"
-    assert scheduler._open_jobs.acquire(timeout=5)
+    assert scheduler._open_jobs.acquire(timeout=60)
     assert scheduler._user_kill == "graceful"
 
 

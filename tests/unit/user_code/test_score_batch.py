@@ -199,7 +199,7 @@ def test_a_late_row_follows_on_timeout(file) -> None:
     assert "took over" in str(result.errors[7])
     assert result.seconds[7] >= 2
     with pytest.raises(UserError, match="for row 7; raise its timeout"):
-        scored(file, "sleeps", timeout=0.3, on_timeout="fail")
+        scored(file, "sleeps", timeout=2, on_timeout="fail")
 
 
 def test_killing_a_call_kills_its_child_processes(file) -> None:
