@@ -142,7 +142,7 @@ class Samples(Protocol):
         """The table of rollouts without a footer, ordered by (prompt, sample); `columns` has a row per request."""
 
 
-class Draw(NamedTuple):
+class WholeGroups(NamedTuple):
     """K completions of each prompt."""
 
     rows: Sequence[dict[str, Any]]
@@ -195,23 +195,23 @@ def _images_of(row: dict[str, Any]) -> ShownImages | None:
     return ShownImages(row[image_store.PIXELS], ids, row[image_store.PLACEHOLDERS]) if ids else None
 
 
-def sample_groups(sampler: Sampler | ParallelSampler, config: Config, *draws: Samples) -> list[pa.Table]:
-    """Samples all draws at once, so that the engine batches them together.
+def sample_groups(sampler: Sampler | ParallelSampler, config: Config, *wanted: Samples) -> list[pa.Table]:
+    """Samples all groups at once, so that the engine batches them together.
 
     Args:
         sampler: a sampler that holds the policy.
         config: the stage's configuration.
-        draws: draws to sample.
+        wanted: the groups of each table.
 
     Returns:
-        The table of each draw.
+        The tables.
 
     Raises:
         UserError: a log-prob is NaN or infinite.
     """
-    requests = [draw.requests() for draw in draws]
+    requests = [each.requests() for each in wanted]
     if config.rollout.uses_tools and isinstance(sampler, Sampler):
-        prompts = [*chain(*(draw.prompts_of_requests() for draw in draws))]
+        prompts = [*chain(*(each.prompts_of_requests() for each in wanted))]
         columns = _play_episodes(sampler, config, prompts, [*chain(*requests)])
     else:
         columns = [completion.columns() for completion in sampler.sample([*chain(*requests)], "completions")]
@@ -222,7 +222,7 @@ def sample_groups(sampler: Sampler | ParallelSampler, config: Config, *draws: Sa
         )
     sampled, columns_of_tables = iter(columns), schema(config)
     return [
-        draw.table([*islice(sampled, len(own))], columns_of_tables) for draw, own in zip(draws, requests, strict=True)
+        each.table([*islice(sampled, len(own))], columns_of_tables) for each, own in zip(wanted, requests, strict=True)
     ]
 
 

@@ -53,8 +53,8 @@ def difficulty(config: Config, prompts: Path, policy: Policy, shard: int, output
     pieces, size = list[pa.Table](), -(-TOGETHER // select.num_generations)
     for first in range(0, len(share), size):
         rows = train.rows(list(share[first : first + size]))
-        draw = groups.Draw(rows, select.num_generations, sampling, config.seed, ("difficulty",))
-        pieces += groups.sample_groups(sampler, config, draw)
+        wanted = groups.WholeGroups(rows, select.num_generations, sampling, config.seed, ("difficulty",))
+        pieces += groups.sample_groups(sampler, config, wanted)
     completions = pa.concat_tables(pieces)
     scores = score_table(
         [config.deciding_reward], config.scoring, completions, train, policy, kept_models.elsewhere(config)

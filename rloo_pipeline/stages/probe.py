@@ -33,8 +33,8 @@ def probe(config: Config, prompts: Path, policy: Policy, output: Path) -> None:
     samples = config.rollout.num_generations
     sampling = SamplingConfig.of_rollouts(config.rollout)
     sampler = groups.load_sampler(policy, config, train, config.rollout.max_completion_length)
-    draw = groups.Draw(train.rows(indices), samples, sampling, config.seed, ("probe",))
-    [completions] = groups.sample_groups(sampler, config, draw)
+    wanted = groups.WholeGroups(train.rows(indices), samples, sampling, config.seed, ("probe",))
+    [completions] = groups.sample_groups(sampler, config, wanted)
     scores = score_table(config.rewards, config.scoring, completions, train, policy, kept_models.elsewhere(config))
     joined = join_scores(config.rewards, completions, scores)
     about = {"num_generations": samples, **groups.sampling_facts(config.model, sampling)}

@@ -64,8 +64,8 @@ def refill(
     while len(parts) < settings.refill and spare and (count := prompts_needed(settings, teaching)):
         rows, spare = spare[:count], spare[count:]
         sampler = sampler or groups.load_sampler(policy, config, train, settings.max_completion_length)
-        draw = groups.Draw(train.rows(rows), samples, sampling, config.seed, ("round", round_))
-        [completions] = groups.sample_groups(sampler, config, draw)
+        wanted = groups.WholeGroups(train.rows(rows), samples, sampling, config.seed, ("round", round_))
+        [completions] = groups.sample_groups(sampler, config, wanted)
         scored = score_table(config.rewards, config.scoring, completions, train, policy, kept_models.elsewhere(config))
         parts.append(RoundTables(completions, scored))
         teaching += teaching_groups(algorithm, samples, parts[-1]).tolist()
