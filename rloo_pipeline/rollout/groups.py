@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from itertools import chain, islice
 from math import isfinite
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import pyarrow as pa
 
@@ -24,9 +24,6 @@ from rloo_pipeline.runtime import devices
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.training import formats, plain_model
 from rloo_pipeline.workers import engine_cache
-
-EVALUATION = ("evaluation",)
-"""Seed names of held-out samples: they do not depend on the policy."""
 
 
 def load_sampler(
@@ -156,6 +153,20 @@ class WholeGroups(NamedTuple):
     """The seed of each sample is derived from `seed`, these names, its prompt_id and its index (`seeds.derive`)."""
     expected: Mapping[str, float] = {}
     """Likely number of tokens of a completion, by prompt_id, where known."""
+
+    @classmethod
+    def of_rollouts(cls, config: Config, rows: Sequence[JSON], *names: str | int, samples: int | None = None) -> Self:
+        """Groups that are sampled as rollouts are, by default with as many completions."""
+        samples = samples or config.rollout.num_generations
+        return cls(rows, samples, SamplingConfig.of_rollouts(config.rollout), config.seed, names)
+
+    @classmethod
+    def of_evaluations(
+        cls, config: Config, rows: Sequence[JSON], samples: int, temperature: float, longest: int
+    ) -> Self:
+        """Groups of held-out prompts, with up to `longest` tokens a completion. No seed depends on the policy."""
+        sampling = SamplingConfig.of_evaluations(config.rollout, temperature, longest)
+        return cls(rows, samples, sampling, config.seed, ("evaluation",))
 
     def prompts_of_requests(self) -> list[JSON]:
         """Each prompt, K times."""

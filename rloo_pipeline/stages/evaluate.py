@@ -13,7 +13,7 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.errors import counted
 from rloo_pipeline.judging.evaluation_summary import summarize_evaluation
 from rloo_pipeline.rollout import groups
-from rloo_pipeline.rollout.requests import SamplingConfig
+from rloo_pipeline.rollout.groups import WholeGroups
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.user_code.score_table import join_scores, score_tables, scoring_facts
 from rloo_pipeline.workers import kept_models
@@ -44,14 +44,13 @@ def evaluate_on(
     settings = config.evaluation
     rows = held_out.rows(list(range(min(len(held_out), settings.num_prompts or len(held_out)))))
     longest = config.longest_evaluated
-    sampling = SamplingConfig.of_evaluations(config.rollout, settings.temperature, longest)
     sampler = groups.load_sampler(policy, config, held_out, longest, for_rollouts=False)
 
     with_greedy = settings.greedy and settings.temperature > 0
     greedy_rows = rows if with_greedy else []
     wanted = [
-        groups.WholeGroups(rows, settings.num_generations, sampling, config.seed, groups.EVALUATION),
-        groups.WholeGroups(greedy_rows, 1, sampling._replace(temperature=0.0), config.seed, groups.EVALUATION),
+        WholeGroups.of_evaluations(config, rows, settings.num_generations, settings.temperature, longest),
+        WholeGroups.of_evaluations(config, greedy_rows, 1, 0.0, longest),
     ]
     completions = groups.sample_groups(sampler, config, *wanted)
     scores = score_tables(config.rewards, config.scoring, completions, held_out, policy, kept_models.elsewhere(config))
