@@ -10,13 +10,14 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import reward_audit
 from rloo_pipeline.before_run.findings import DatasetSample, Finding, RunInputs
 from rloo_pipeline.config import Config, Judge, Reward, Warmstart
+from rloo_pipeline.config.algorithm import estimators
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.user_code.completion_text import as_completion, text_of
 from rloo_pipeline.user_code.dispatch import WorkerPools
 from rloo_pipeline.user_code.reward_call import OTHERS
 from rloo_pipeline.user_code.score_batch import FunctionScores, RewardBatch
-from rloo_pipeline.user_code.score_table import OF_PROMPTS, environment_columns
+from rloo_pipeline.user_code.score_table import OF_PROMPTS, environment_columns, require_verdicts
 
 PROMPTS, SAMPLES = 4, 2
 """Number of prompts that a function is called with, and of completions per prompt."""
@@ -136,6 +137,10 @@ def _call(
     try:
         with WorkerPools([reward], reward.threads) as pools:
             (scored,) = pools.score(inputs.batch, samples, constants, more=True)
+            if isinstance(reward, Judge):
+                require_verdicts(reward, scored)
+            else:
+                _require_success(config, reward, scored.scores)
             failure = next(filter(None, [*scored.errors, *scored.notes]), None)
             changed = "" if failure else _changed(pools, scored, inputs.batch, samples, constants)
     except UserError as error:
@@ -153,6 +158,17 @@ def _call(
         parts.append(reward_audit.verdict(config, reward, scored.scores[::SAMPLES], scored.scores[1::SAMPLES]))
     note = bool(changed or (inputs.has_solutions and parts[-1]))
     return Finding(subject, True, f"{rows}: {'; '.join(filter(None, [*parts, changed]))}", note=note), scored.scores[0]
+
+
+def _require_success(config: Config, reward: Reward, scores: Sequence[float | None]) -> None:
+    """Raises UserError if the only reward with a weight gave scores that `algorithm.advantage` refuses."""
+    alone = reward.weight and sum(one.weight != 0 for one in config.rewards) == 1
+    others = [score for score in scores if score not in (0, 1, None)]
+    if alone and others and config.algorithm.advantage in estimators("of_success"):
+        raise UserError(
+            f"algorithm.advantage: {config.algorithm.advantage} needs scores of 0 and 1, but {others[0]:g} is another; "
+            "use a reward that is 0 or 1, or a different estimator"
+        )
 
 
 def _changed(

@@ -22,6 +22,8 @@ CHANGING = ("append", "extend", "insert", "add", "update", "sort", "reverse")
 """Methods that change a list, a set or a dict."""
 OWN = {"train", "held_out", "rows", "_split"}
 """Names of the functions in data.py. Variables inside them may have these names too."""
+DATA_FILE = re.compile(r"(?!/|\w+:)[^\s]*\w\.(csv|tsv|jsonl?|parquet|arrow|txt)(\.gz|\.zst)?")
+"""A relative path of a file of rows or of text."""
 
 
 def functions(script: TrlScript, names: Mapping[str, ast.expr | None]) -> str:
@@ -192,6 +194,24 @@ def undefined(text: str) -> set[str]:
     known = [symbol for symbol in top.get_symbols() if symbol.is_assigned() or symbol.is_imported()]
     known += [one for table in inner for one in table.get_symbols() if one.is_global() and one.is_assigned()]
     return free_names(text) - {symbol.get_name() for symbol in known} - {*dir(builtins), "__file__"}
+
+
+def missing_files(text: str) -> set[str]:
+    """Relative paths of data files in a Python file, at which there is no file, so that `_Filled` left them. Parts of
+    paths do not count, nor arguments of the file's own functions, which may add a folder.
+    """
+    tree, found = ast.parse(text), set[str]()
+    joining = {"join", "joinpath", *(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))}
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        is_part = isinstance(node, ast.BinOp | ast.JoinedStr)
+        if is_part or (isinstance(node, ast.Call) and name_of(node.func) in joining):
+            continue
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and DATA_FILE.fullmatch(node.value):
+            found.add(node.value)
+        waiting += ast.iter_child_nodes(node)
+    return found
 
 
 class _Filled(ast.NodeTransformer):

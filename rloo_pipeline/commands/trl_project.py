@@ -94,6 +94,8 @@ class TrlProject(TrlModel):
         for file, text in self.files.items():
             for undefined in sorted(trl_copies.undefined(text)):
                 self._row("name", undefined, "", f"the script does not define it; define it in {file}")
+            for missing in sorted(trl_copies.missing_files(text)):
+                self._row("file", missing, "", f"is not here; if it is not on the Hub, write its path into {file}")
         for statement in self.script.left():
             self._row(f"line {statement.lineno}", " ".join(ast.unparse(statement).split()), "")
 

@@ -51,6 +51,8 @@ def watch(runs: Sequence[Path], once: bool, every: float) -> None:
             console.print(f"{', '.join(waited_for)} has not begun; waiting for it, Ctrl-C ends this")
             while not all(map(_has_begun, folders)):
                 time.sleep(every)
+        if not runs and not _has_begun(folders[0]):
+            raise UserError(f"{folders[0]} has not begun; `rloo run` starts it")
         shown, finished = draw()
         if not once and not finished:
             if not console.is_interactive:  # it cannot be redrawn, so there the view comes now and at the end

@@ -69,7 +69,7 @@ class Rollout(Section):
     """Further parameters of vLLM: stop strings, masks, structured outputs."""
     max_completion_length: int = Field(256, ge=1)
     """Maximum completion length in tokens. A completion that reaches it without an end token is truncated."""
-    oversample: float = Field(1.0, ge=1)
+    oversample: float = Field(1.0, ge=1, le=1000)
     """Sample `oversample` times as many prompts as the update needs. The update takes the first groups whose rewards
     differ, and fills up with other groups.
     """

@@ -4,6 +4,7 @@ Engines read them when they are imported, so `prepare` and `use_threads` run bef
 """
 
 import atexit
+import getpass
 import importlib.util
 import logging
 import os
@@ -16,6 +17,7 @@ from rloo_pipeline.runtime import controller_watch, output, progress, ranks, scr
 
 def prepare(log: Path | None) -> None:
     """Sets the environment of the engines and redirects their output to `log`."""
+    _name_user()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
@@ -40,6 +42,14 @@ def prepare(log: Path | None) -> None:
     if log is not None and (node := os.environ.get("SLURMD_NODENAME")):
         step = ", as a step of the run's job" if ranks.STEP in os.environ else ""
         print(f"node: {node}{step}", flush=True)
+
+
+def _name_user() -> None:
+    """Gives a name to a user without one, as in `docker run --user 1000`; torch and Snakemake ask for it."""
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):  # KeyError until Python 3.12
+        os.environ["USER"] = str(os.getuid())
 
 
 def _use_cuda_of_wheels() -> None:
@@ -72,6 +82,7 @@ JOBS = {
 
 def prepare_jobs() -> None:
     """Sets what Snakemake's jobs inherit: JOBS, and a PATH with the `rloo` of this interpreter's environment."""
+    _name_user()
     # srun passes on only what it names: nothing of the following in a job that sbatch started with --export=NONE
     for name in ("SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV"):
         os.environ.pop(name, None)

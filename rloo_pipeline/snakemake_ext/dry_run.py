@@ -5,6 +5,7 @@ Snakemake's 3.5 kB of parameters become `report.title: A → B: 1 job`. The reas
 """
 
 import ast
+import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -146,7 +147,10 @@ def _under(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _value(value: Any) -> str:
-    return _shortened(value if isinstance(value, str) and value else repr(value))
+    """Formats a value as in the configuration: true, null."""
+    return _shortened(
+        value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False, default=repr)
+    )
 
 
 def _shortened(text: str) -> str:

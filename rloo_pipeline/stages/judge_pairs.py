@@ -12,13 +12,12 @@ import pyarrow as pa
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part
-from rloo_pipeline.config import Config, Judge
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.config import Config
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.user_code.dispatch import WorkerPools
 from rloo_pipeline.user_code.reward_call import OTHERS
-from rloo_pipeline.user_code.score_batch import FunctionScores, RewardBatch
-from rloo_pipeline.user_code.score_table import as_table, batch_of, require_scores, scoring_facts
+from rloo_pipeline.user_code.score_batch import RewardBatch
+from rloo_pipeline.user_code.score_table import as_table, batch_of, require_scores, require_verdicts, scoring_facts
 
 JUDGEMENTS = pa.schema(
     [
@@ -57,7 +56,8 @@ def judge_pairs(config: Config, prompts: Path, before: Path, after: Path, output
         [of_old] = pools.score(_with_opponents(second, first), samples, {})
     for result in (of_new, of_old):
         require_scores(config.judge, result)
-    verdicts = [_checked(config.judge, result) for result in (of_new, of_old)]
+        require_verdicts(config.judge, result)
+    verdicts = [result.scores for result in (of_new, of_old)]
     reversed_ = [None if verdict is None else 1 - verdict for verdict in verdicts[1]]
     scores = {"final_first": verdicts[0], "warmstart_first": reversed_}
     about = {"warmstart": tables.footer(old)[tables.DIGEST], "final": tables.footer(new)[tables.DIGEST]}
@@ -70,13 +70,3 @@ def judge_pairs(config: Config, prompts: Path, before: Path, after: Path, output
 
 def _with_opponents(batch: RewardBatch, others: RewardBatch) -> RewardBatch:
     return batch._replace(columns={**batch.columns, OTHERS: others.completions})
-
-
-def _checked(judge: Judge, result: FunctionScores) -> list[float | None]:
-    for row, verdict in enumerate(result.scores):
-        if verdict is not None and not 0 <= verdict <= 1:
-            raise UserError(
-                f"judge {judge.column}: returned {verdict:g} for row {row}; return from 0 (the completion is "
-                "worse than that of `other_completions`) to 1 (better), or None"
-            )
-    return result.scores

@@ -10,6 +10,8 @@ import hashlib
 import importlib
 import importlib.util
 import json
+import os
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple, get_args
@@ -75,15 +77,22 @@ def sender(name: str) -> Send:
 
 
 def require(names: Iterable[str]) -> None:
-    """Checks that the libraries of these trackers are installed, without importing them.
+    """Checks that the libraries of these trackers are installed, without importing them, and MLflow's store.
 
     Raises:
-        UserError: a library is missing.
+        UserError: a library is missing, or MLFLOW_TRACKING_URI names a folder, where MLflow would write the metrics
+            `kl` and `kl/sequence_mean` as a file and a folder of the same name.
     """
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise UserError(
                 f"report_to: this environment has no {name}; run `make setup`, or remove {name} from the list"
+            )
+        store = os.environ.get("MLFLOW_TRACKING_URI", "")
+        if name == "mlflow" and re.match(r"file:|(?!databricks|uc$)[^:]+$", store):
+            raise UserError(
+                f"MLFLOW_TRACKING_URI: MLflow cannot keep a run's metrics in a folder ({store}); name a database, such "
+                "as sqlite:////home/me/mlflow.db, or a server"
             )
 
 

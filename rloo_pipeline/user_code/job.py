@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from rloo_pipeline.config import Reward
 from rloo_pipeline.errors import UserError, did_you_mean
 from rloo_pipeline.user_code.messages import CallBatch, Done, Failed, TimedCall
-from rloo_pipeline.user_code.reward_call import OTHERS, OWN_ARGUMENTS, Signature, rows_text
+from rloo_pipeline.user_code.reward_call import OF_TRAINER, OTHERS, OWN_ARGUMENTS, Signature, rows_text
 from rloo_pipeline.user_code.score_batch import FunctionScores
 
 LEAST_SECONDS, BATCH_SECONDS = 0.005, 0.1
@@ -98,6 +98,11 @@ class ScoringJob:
                     raise UserError(
                         f"{self.label} takes token ids and there are none; give a --tokenizer, or --completions with a "
                         "column 'completion_ids'"
+                    )
+                if name in OF_TRAINER:
+                    raise UserError(
+                        f"{self.label} needs '{name}', which only TRL's trainer passes; give the parameter the default "
+                        "None, and write the function so that it works without"
                     )
                 columns = [column for column in self.offered if column not in OWN_ARGUMENTS]
                 similar = did_you_mean(name, [*columns, *OWN_ARGUMENTS], 0.8)

@@ -14,6 +14,8 @@ from rloo_pipeline.errors import counted, one_line
 Scores = list[float | None]
 OWN_ARGUMENTS = ("prompts", "completions", "completion_ids")
 """Arguments that functions get in addition to dataset columns."""
+OF_TRAINER = ("trainer_state", "log_extra", "log_metric")
+"""Arguments that only TRL's trainer passes."""
 
 
 OTHERS = "other_completions"

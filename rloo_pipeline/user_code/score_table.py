@@ -108,6 +108,20 @@ def require_scores(reward: Reward, result: FunctionScores) -> None:
         )
 
 
+def require_verdicts(judge: Reward, result: FunctionScores) -> None:
+    """Checks what a judge returned.
+
+    Raises:
+        UserError: a number outside 0 to 1.
+    """
+    for row, verdict in enumerate(result.scores):
+        if verdict is not None and not 0 <= verdict <= 1:
+            raise UserError(
+                f"judge {judge.column}: returned {verdict:g} for row {row}; return from 0 (the completion is "
+                "worse than that of `other_completions`) to 1 (better), or None"
+            )
+
+
 def join(rewards: Sequence[Reward], rollouts: pa.Table, columns: Mapping[str, FunctionScores]) -> pa.Table:
     """Builds the scores table: one column per function, in the order of the configuration, and their weighted sum."""
     scores = {reward.column: columns[reward.column].scores for reward in rewards}

@@ -131,7 +131,8 @@ def readme() -> str:
 def _readme_line(record: Record) -> str:
     """The number of rows that passed on a card, the demo's gain, and our speed relative to TRL's."""
     rows = record["rows"]
-    said = [f"Measured on {record['machine']['cards']}: {counts(record)}"]
+    at = f" at commit {commit} or earlier" if (commit := record["commit"]) else ""
+    said = [f"Measured on {record['machine']['cards']}{at}: {counts(record)}"]
     if (demo := rows.get("demo", {})).get("outcome") == "passed":
         before, after = (f"{demo['figures'][f'pass@1 {when}']:.1%}" for when in ("before", "after"))
         said.append(f"`make demo` takes {demo['seconds']:.0f} s, held-out pass@1 from {before} to {after}")

@@ -125,6 +125,8 @@ def load_state(engine: DeepSpeedEngine, folder: Path) -> int:
     Raises:
         UserError: a file is damaged.
     """
+    import torch
+
     optimizer: Any = engine.optimizer
     timers, step = set[str](), 0
     optimizer._partition_all_parameters()
@@ -133,8 +135,9 @@ def load_state(engine: DeepSpeedEngine, folder: Path) -> int:
         values = load_values(str(_file(folder, number)))
         step = int(values["step"])
         weights.data.copy_(values["weights"])
-        if values["moments"]:
-            optimizer.optimizer.state[weights] = values["moments"]
+        if moments := values["moments"]:
+            moments["step"] = torch.as_tensor(moments["step"], dtype=torch.float32)  # DeepSpeed's AdamW wrote an int
+            optimizer.optimizer.state[weights] = moments
         optimizer._reassign_or_swap_out_partitioned_parameters(number)
         optimizer._release_sub_group(number, timers)
     optimizer._post_step(timers)

@@ -67,6 +67,12 @@ def spread(completions):
 def shorter(completions, other_completions):
     pairs = zip(completions, other_completions, strict=True)
     return [float(len(one[-1]["content"]) < len(other[-1]["content"])) for one, other in pairs]
+
+def from_1_to_10(completions, other_completions):
+    return [7.0] * len(completions)
+
+def half(completions):
+    return [0.5] * len(completions)
 """
 
 
@@ -334,8 +340,25 @@ def test_a_judge_compares_rows_of_the_data_before_the_run(case, tmp_path) -> Non
     [finding] = [one for one in findings(config, tmp_path) if one.subject == "judge shorter"]
     solutions = "the data's own solutions 1, 1, 1, 1; 'I do not know.' 0, 0, 0, 0"
     assert (finding.ok, finding.message) == (True, f"on rows of dataset.eval: {solutions}")
-    results = problems(case(judge={"function": f"{tmp_path}/mine.py:right"}), tmp_path)
-    assert "has no parameter 'other_completions', so it compares nothing" in results["judge right"]
+    for name, message in (
+        ("right", "has no parameter 'other_completions', so it compares nothing"),
+        ("from_1_to_10", "returned 7 for row 0; return from 0 (the completion is worse than that of"),
+    ):
+        assert message in problems(case(judge={"function": f"{tmp_path}/mine.py:{name}"}), tmp_path)[f"judge {name}"]
+
+
+def test_a_score_that_the_estimator_refuses_is_a_problem(case, tmp_path) -> None:
+    reward = {"function": f"{tmp_path}/mine.py:half"}
+    algorithm = {"preset": "maxrl"}
+    message = "algorithm.advantage: maxrl needs scores of 0 and 1, but 0.5 is another; use a reward"
+    assert message in problems(case(rewards=[reward], algorithm=algorithm), tmp_path)["reward half"]
+    second = {"function": f"{tmp_path}/mine.py:half", "name": "again"}
+    for changes in (
+        {"rewards": [reward]},
+        {"rewards": [reward, second], "algorithm": algorithm},  # their sum may be 0 or 1
+        {"rewards": [{**reward, "weight": 0}, {"function": f"{tmp_path}/mine.py:right"}], "algorithm": algorithm},
+    ):
+        assert "reward half" not in problems(case(**changes), tmp_path)
 
 
 def test_a_tokenizer_without_a_chat_template_gives_a_one_line_error(case, tmp_path) -> None:

@@ -471,7 +471,6 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "stages.difficulty": BY_HAND,
     "stages.evaluate_chosen": STAGES_FILE,
     "stages.gate": SAMPLED,
-    "stages.judge_pairs": SAMPLED,
     "stages.harness.section_of": BY_HAND,
     "stages.harness.load_tasks": "reads the data of the tasks, which the stage stage-harness fetches",
     "stages.held_out": BY_HAND,

@@ -487,3 +487,22 @@ def test_a_parameter_hides_a_variable_of_the_script_with_its_name() -> None:
     script = CONFIG.format(lines="def main(config):", after="main(GRPOConfig(beta=0.6))")
     config, _ = project(script.replace("\nGRPOTrainer", "\n    config.temperature = 0.4\n    GRPOTrainer"))
     assert (config["algorithm"]["beta"], config["rollout"]["temperature"]) == (0.6, 0.4)
+
+
+def test_a_data_file_that_is_not_where_the_script_was_read_is_told() -> None:
+    Path("here.csv").write_text("prompt\na\n")
+    data = """
+import os
+FOLDER = "there"
+def rows_of(name): return load_dataset("json", data_files=os.path.join(FOLDER, name))
+train = load_dataset("csv", data_files={"train": ["here.csv", "data/train.csv"], "test": FOLDER + "/plus.csv"})
+test = rows_of("own.jsonl")
+"""
+    script = SMALL.format(options="").replace("\nRLOOTrainer", f"{data}RLOOTrainer")
+    script = script.replace('load_dataset("org/data", split="train")', "train").replace(
+        'load_dataset("org/data", "main", split="test")', "test"
+    )
+    _, output = project(script)
+    missing = " ".join(output.partition("Without a counterpart")[2].split())
+    assert "file: data/train.csv is not here; if it is not on the Hub, write its path into data.py" in missing
+    assert missing.count("is not here") == 1

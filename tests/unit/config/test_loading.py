@@ -70,6 +70,7 @@ def message_of(folder: Path, text: str) -> str:
         ("rounds: 2", "rounds: two", ": rounds: Input should be a valid integer"),
         ("rounds: 2", "rounds: yes", ": rounds: must be a number, and YAML reads yes, no, on and off as booleans, got"),
         ("rounds: 2", "rounds: 1000000000", ": rounds: Input should be less than or equal to 99999"),
+        ("rollout: {", "rollout: {oversample: 1.0e+300, ", ": rollout.oversample: Input should be less than or equal"),
         ("shards: 2", "shards: 1001", ": rollout.shards: Input should be less than or equal to 1000"),
         ("weight: 0.1", "weight: .nan", "weight: Input should be a finite number"),
         ("learning_rate: 0.0003", "learning_rate: .inf", ": update.learning_rate: Input should be a finite number"),

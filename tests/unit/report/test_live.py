@@ -373,6 +373,8 @@ def test_without_an_argument_the_run_of_the_project_is_watched(tmp_path, monkeyp
     Path("config").mkdir()
     Path("config/config.yaml").write_text("run: mine\n")
     assert watch._folder(None) == Path("results/mine")
+    with pytest.raises(UserError, match=r"^results/mine has not begun; `rloo run` starts it$"):
+        watch.watch([], once=True, every=1)
 
 
 def test_a_run_that_has_not_begun_is_waited_for(tmp_path, monkeypatch, capsys) -> None:

@@ -375,7 +375,11 @@ def params(before: object, now: object) -> dict[str, ParamsChange]:
     [
         (params(BEFORE, BEFORE | {"report": {"title": "C"}}), "report.title: A; now: B → C"),
         (params(BEFORE, BEFORE | {"rewards": [{"weight": 2.0}]}), "rewards[0].weight: 1.0 → 2.0"),
-        (params(BEFORE, BEFORE | {"new": None}), "new: (not set) → None"),
+        (params(BEFORE, BEFORE | {"new": None}), "new: (not set) → null"),
+        (
+            params({"keep": False, "limits": [0.8, None]}, {"keep": "", "limits": []}),
+            'keep: false → "", limits: [0.8, null] → []',
+        ),
         (params("abc", "abd"), "the code of the stage, or of your functions, has changed"),
         (params(SimpleNamespace(), 1), "other parameters"),
         (params(["wandb"], ["mlflow"]), "other parameters"),

@@ -1,6 +1,7 @@
 """W&B and MLflow hold each number of metrics.json exactly once, however often a run is sent."""
 
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -227,6 +228,20 @@ def test_a_missing_library_gives_a_one_line_error() -> None:
     trackers.require(["wandb", "mlflow"])
     with pytest.raises(UserError, match="report_to: this environment has no no_such_library; run `make setup`"):
         trackers.require(["mlflow", "no_such_library"])
+
+
+@pytest.mark.parametrize("store", ["mlruns", "./mlruns", "/home/me/ml runs", "file:mlruns", "file:///home/me/mlruns"])
+def test_mlflow_in_a_folder_is_refused(store, monkeypatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    trackers.require(["wandb"])
+    with pytest.raises(UserError, match=f"MLFLOW_TRACKING_URI: .* in a folder .{re.escape(store)}.; name a database"):
+        trackers.require(["mlflow"])
+
+
+@pytest.mark.parametrize("store", ["", "http://host:5000", "sqlite:///mlflow.db", "databricks", "databricks://a", "uc"])
+def test_other_stores_of_mlflow_are_not(store, monkeypatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    trackers.require(["mlflow"])
 
 
 def test_a_job_sends_new_rounds_and_an_unreachable_tracker_ends_no_run(tmp_path, monkeypatch) -> None:

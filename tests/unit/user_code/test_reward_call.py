@@ -156,6 +156,16 @@ def test_a_missing_column_is_compared_only_with_the_datasets_columns(tmp_path) -
             score(Reward(function=f"{file}:mine"), RewardBatch(["a"], ["a"], None, columns))
 
 
+@pytest.mark.parametrize("name", ["trainer_state", "log_extra", "log_metric"])
+def test_an_argument_of_trls_trainer_is_not_taken_for_a_column(tmp_path, name) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(f"def mine(completions, {name}):\n    return [1.0]\n")
+    reward, columns = Reward(function=f"{file}:mine"), {"question": ["a"]}
+    with pytest.raises(UserError, match=f"needs '{name}', which only TRL's trainer passes; .*the default None"):
+        score(reward, RewardBatch(["a"], ["a"], None, columns))
+    assert score(reward, RewardBatch(["a"], ["a"], None, columns | {name: ["a"]})) == [1.0], "a column has this name"
+
+
 @pytest.mark.parametrize(
     ("scores", "refused", "prompts", "expected"),
     [
