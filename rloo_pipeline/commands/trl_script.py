@@ -122,7 +122,7 @@ class TrlScript(ScriptValues):
 
     def _with_lines(self, node: ast.expr, reader: ast.Call, found: dict[str, Any]) -> dict[str, ast.expr | Any]:
         """Options, with what lines such as `config.beta = 0.1` set before a call reads them."""
-        for call in map(self._given_to, self.statements):
+        for call in map(self._option_call, self.statements):
             function = call and self.function_of(call)
             if call and function and _sets_attributes(function):
                 self._returned(call)  # which reads its lines, too
@@ -133,9 +133,9 @@ class TrlScript(ScriptValues):
                 self.taken.add(place.lineno)
         return found
 
-    def _given_to(self, node: ast.AST) -> ast.Call | None:
-        """The function call that a line is, if it may change the trainer's options: `set_up(config)`, also with `x =`
-        before it, or `config.set_training(…)`.
+    def _option_call(self, node: ast.AST) -> ast.Call | None:
+        """The function call in a line, if it may change the trainer's options: `set_up(config)`, also with `x =` before
+        it, or `config.set_training(…)`.
         """
         call = getattr(node, "value", None)
         if not isinstance(call, ast.Call) or call in self.calls or name_of(call.func) in COPIES:
@@ -173,7 +173,7 @@ class TrlScript(ScriptValues):
 
     def _sets(self, statement: ast.stmt) -> bool:
         """True if a statement may set an option, adds a callback, or changes the trainer after it was made."""
-        for call in filter(None, map(self._given_to, ast.walk(statement))):
+        for call in filter(None, map(self._option_call, ast.walk(statement))):
             function = self.function_of(call)  # None for the function of a module
             if function is None or (_sets_attributes(function) and function.name not in self.followed):
                 return True

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from itertools import chain, islice
 from math import isfinite
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import pyarrow as pa
 
@@ -24,9 +24,6 @@ from rloo_pipeline.runtime import devices
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.training import formats, plain_model
 from rloo_pipeline.workers import engine_cache
-
-EVALUATION = ("evaluation",)
-"""Seed names of held-out samples: they do not depend on the policy."""
 
 
 def load_sampler(
@@ -142,7 +139,7 @@ class Samples(Protocol):
         """The table of rollouts without a footer, ordered by (prompt, sample); `columns` has a row per request."""
 
 
-class Draw(NamedTuple):
+class WholeGroups(NamedTuple):
     """K completions of each prompt."""
 
     rows: Sequence[dict[str, Any]]
@@ -156,6 +153,20 @@ class Draw(NamedTuple):
     """The seed of each sample is derived from `seed`, these names, its prompt_id and its index (`seeds.derive`)."""
     expected: Mapping[str, float] = {}
     """Likely number of tokens of a completion, by prompt_id, where known."""
+
+    @classmethod
+    def of_rollouts(cls, config: Config, rows: Sequence[JSON], *names: str | int, samples: int | None = None) -> Self:
+        """Groups that are sampled as rollouts are, by default with as many completions."""
+        samples = samples or config.rollout.num_generations
+        return cls(rows, samples, SamplingConfig.of_rollouts(config.rollout), config.seed, names)
+
+    @classmethod
+    def of_evaluations(
+        cls, config: Config, rows: Sequence[JSON], samples: int, temperature: float, longest: int
+    ) -> Self:
+        """Groups of held-out prompts, with up to `longest` tokens a completion. No seed depends on the policy."""
+        sampling = SamplingConfig.of_evaluations(config.rollout, temperature, longest)
+        return cls(rows, samples, sampling, config.seed, ("evaluation",))
 
     def prompts_of_requests(self) -> list[JSON]:
         """Each prompt, K times."""
@@ -195,23 +206,23 @@ def _images_of(row: dict[str, Any]) -> ShownImages | None:
     return ShownImages(row[image_store.PIXELS], ids, row[image_store.PLACEHOLDERS]) if ids else None
 
 
-def sample_groups(sampler: Sampler | ParallelSampler, config: Config, *draws: Samples) -> list[pa.Table]:
-    """Samples all draws at once, so that the engine batches them together.
+def sample_groups(sampler: Sampler | ParallelSampler, config: Config, *wanted: Samples) -> list[pa.Table]:
+    """Samples all groups at once, so that the engine batches them together.
 
     Args:
         sampler: a sampler that holds the policy.
         config: the stage's configuration.
-        draws: draws to sample.
+        wanted: the groups of each table.
 
     Returns:
-        The table of each draw.
+        The tables.
 
     Raises:
         UserError: a log-prob is NaN or infinite.
     """
-    requests = [draw.requests() for draw in draws]
+    requests = [each.requests() for each in wanted]
     if config.rollout.uses_tools and isinstance(sampler, Sampler):
-        prompts = [*chain(*(draw.prompts_of_requests() for draw in draws))]
+        prompts = [*chain(*(each.prompts_of_requests() for each in wanted))]
         columns = _play_episodes(sampler, config, prompts, [*chain(*requests)])
     else:
         columns = [completion.columns() for completion in sampler.sample([*chain(*requests)], "completions")]
@@ -222,7 +233,7 @@ def sample_groups(sampler: Sampler | ParallelSampler, config: Config, *draws: Sa
         )
     sampled, columns_of_tables = iter(columns), schema(config)
     return [
-        draw.table([*islice(sampled, len(own))], columns_of_tables) for draw, own in zip(draws, requests, strict=True)
+        each.table([*islice(sampled, len(own))], columns_of_tables) for each, own in zip(wanted, requests, strict=True)
     ]
 
 

@@ -166,7 +166,7 @@ def finish(call: SnakemakeCall) -> None:
         run_folders.write_config(call.run_folder(run), configs[run], rounds=stopped)
     for display in displays(call):
         display.give_terminal_back()
-    environment = os.environ | {FINISHES: controller_watch.name(), failures.COMMAND: failures.typed()}
+    environment = os.environ | {FINISHES: controller_watch.name(), failures.COMMAND: failures.typed_command()}
     if subprocess.run(again, env=environment, check=False).returncode:
         return
     for run, stopped in ended.items():

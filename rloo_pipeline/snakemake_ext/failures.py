@@ -132,10 +132,10 @@ def block(failures: Sequence[Failure]) -> list[str]:
 
 def go_on() -> str:
     """The command that continues the run: the same one that started it."""
-    return "the same command continues from here" + (f": {command}" if (command := typed()) else ".")
+    return "the same command continues from here" + (f": {command}" if (command := typed_command()) else ".")
 
 
-def typed() -> str:
+def typed_command() -> str:
     """The command that the user typed, from the variable COMMAND or this process's command line; empty if unknown."""
     own = shlex.join(["snakemake", *sys.argv[1:]]) if is_snakemake(sys.argv[0]) else ""
     return os.environ.get(COMMAND, own)

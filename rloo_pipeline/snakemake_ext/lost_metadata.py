@@ -16,7 +16,7 @@ from rloo_pipeline.config.run_set import RunSet
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging import run_files
 from rloo_pipeline.snakemake_ext import run_sources
-from rloo_pipeline.snakemake_ext.failures import stage_of, typed
+from rloo_pipeline.snakemake_ext.failures import stage_of, typed_command
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
 
@@ -74,7 +74,7 @@ def missing(call: SnakemakeCall) -> str | None:
                 rounds = ", with all rounds, since states between them are not kept" if config.rounds else ""
                 return (
                     f"{file} is missing, and since the run is finished, nothing would make it again: put it back, or "
-                    f"make it again{rounds if 'policies' in name else ''}: {typed()} -- {file}"
+                    f"make it again{rounds if 'policies' in name else ''}: {typed_command()} -- {file}"
                 )
     return None
 

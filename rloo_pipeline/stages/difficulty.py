@@ -48,20 +48,21 @@ def difficulty(config: Config, prompts: Path, policy: Policy, shard: int, output
     train = PromptSet(prompts / "train")
     require_enough(config.rollout, len(train), str(prompts))
     share = shard_range(len(train), config.rollout.shards, shard)
-    sampling = SamplingConfig.of_rollouts(config.rollout)
     sampler = groups.load_sampler(policy, config, train, config.rollout.max_completion_length)
     pieces, size = list[pa.Table](), -(-TOGETHER // select.num_generations)
     for first in range(0, len(share), size):
         rows = train.rows(list(share[first : first + size]))
-        draw = groups.Draw(rows, select.num_generations, sampling, config.seed, ("difficulty",))
-        pieces += groups.sample_groups(sampler, config, draw)
+        wanted = groups.WholeGroups.of_rollouts(config, rows, "difficulty", samples=select.num_generations)
+        pieces += groups.sample_groups(sampler, config, wanted)
     completions = pa.concat_tables(pieces)
     scores = score_table(
         [config.deciding_reward], config.scoring, completions, train, policy, kept_models.elsewhere(config)
     )
     counts = counts_of(config, scores, select.num_generations)
     about = {"shard": shard, "num_generations": select.num_generations, "policy": sampler.digest}
-    prompt_counts.write(output, counts, 0, **about, **groups.sampling_facts(config.model, sampling))
+    prompt_counts.write(
+        output, counts, 0, **about, **groups.sampling_facts(config.model, SamplingConfig.of_rollouts(config.rollout))
+    )
     tokens = sum(tables.sampled_lengths(completions))
     rates = [counted.pass_rate for counted in counts.values() if counted.samples]
     say(f"{len(share)} prompts, {tokens} tokens, pass rate {fmean(rates or [nan]):.1%} on average")

@@ -13,7 +13,7 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.errors import counted
 from rloo_pipeline.judging.evaluation_summary import summarize_evaluation
 from rloo_pipeline.rollout import groups
-from rloo_pipeline.rollout.requests import SamplingConfig
+from rloo_pipeline.rollout.groups import WholeGroups
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.user_code.score_table import join_scores, score_tables, scoring_facts
 from rloo_pipeline.workers import kept_models
@@ -44,20 +44,20 @@ def evaluate_on(
     settings = config.evaluation
     rows = held_out.rows(list(range(min(len(held_out), settings.num_prompts or len(held_out)))))
     longest = config.longest_evaluated
-    sampling = SamplingConfig.of_evaluations(config.rollout, settings.temperature, longest)
     sampler = groups.load_sampler(policy, config, held_out, longest, for_rollouts=False)
 
     with_greedy = settings.greedy and settings.temperature > 0
-    draws = [
-        groups.Draw(rows, settings.num_generations, sampling, config.seed, groups.EVALUATION),
-        groups.Draw(rows if with_greedy else [], 1, sampling._replace(temperature=0.0), config.seed, groups.EVALUATION),
+    greedy_rows = rows if with_greedy else []
+    wanted = [
+        WholeGroups.of_evaluations(config, rows, settings.num_generations, settings.temperature, longest),
+        WholeGroups.of_evaluations(config, greedy_rows, 1, 0.0, longest),
     ]
-    completions = groups.sample_groups(sampler, config, *draws)
+    completions = groups.sample_groups(sampler, config, *wanted)
     scores = score_tables(config.rewards, config.scoring, completions, held_out, policy, kept_models.elsewhere(config))
     sampled, likeliest = joined = [join_scores(config.rewards, *pair) for pair in zip(completions, scores, strict=True)]
-    for path, kind, draw, table in zip((output, greedy), ("completions", "greedy"), draws, joined, strict=True):
+    for path, kind, of_table, table in zip((output, greedy), ("completions", "greedy"), wanted, joined, strict=True):
         about = {"run": config.run, "seed": config.seed, "policy": policy.digest, "evaluated": name}
-        about |= groups.sampling_facts(config.model, draw.sampling) | scoring_facts(config.rewards)
+        about |= groups.sampling_facts(config.model, of_table.sampling) | scoring_facts(config.rewards)
         tables.write(path, table, table.schema, kind, **about)
     facts = summarize_evaluation(config, sampled)
     facts["greedy"] = summarize_evaluation(config, likeliest, 1, 0.0) if with_greedy else None

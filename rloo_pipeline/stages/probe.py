@@ -7,7 +7,6 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
 from rloo_pipeline.rollout import groups
-from rloo_pipeline.rollout.requests import SamplingConfig
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training import self_check
 from rloo_pipeline.user_code.score_table import join_scores, score_table
@@ -30,14 +29,12 @@ def probe(config: Config, prompts: Path, policy: Policy, output: Path) -> None:
     self_check.load_or_run(policy, config.dataset.shows_images)
     train = PromptSet(prompts / "train")
     indices = permutation(len(train), derive(config.seed, "probes"))[: config.checks.probe_prompts]
-    samples = config.rollout.num_generations
-    sampling = SamplingConfig.of_rollouts(config.rollout)
     sampler = groups.load_sampler(policy, config, train, config.rollout.max_completion_length)
-    draw = groups.Draw(train.rows(indices), samples, sampling, config.seed, ("probe",))
-    [completions] = groups.sample_groups(sampler, config, draw)
+    wanted = groups.WholeGroups.of_rollouts(config, train.rows(indices), "probe")
+    [completions] = groups.sample_groups(sampler, config, wanted)
     scores = score_table(config.rewards, config.scoring, completions, train, policy, kept_models.elsewhere(config))
     joined = join_scores(config.rewards, completions, scores)
-    about = {"num_generations": samples, **groups.sampling_facts(config.model, sampling)}
+    about = {"num_generations": wanted.samples, **groups.sampling_facts(config.model, wanted.sampling)}
     tables.write(
         output, joined, joined.schema, "probe", run=config.run, seed=config.seed, policy=policy.digest, **about
     )

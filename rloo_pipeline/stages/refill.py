@@ -17,7 +17,6 @@ from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables
 from rloo_pipeline.config import Config, Rollout
 from rloo_pipeline.data.prompts_of_round import prompts_of_round
 from rloo_pipeline.rollout import groups
-from rloo_pipeline.rollout.requests import SamplingConfig
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.training.selection import teaching_groups
 from rloo_pipeline.user_code.score_table import score_table, scoring_facts
@@ -59,13 +58,12 @@ def refill(
     teaching = teaching_groups(algorithm, samples, sampled).tolist()
     train = PromptSet(prompts / "train")
     spare = prompts_of_round(config, train, round_, difficulty, pass_rates).spare
-    sampling, parts = SamplingConfig.of_rollouts(settings), list[RoundTables]()
-    seconds, sampler = 0.0, None
+    parts, seconds, sampler = list[RoundTables](), 0.0, None
     while len(parts) < settings.refill and spare and (count := prompts_needed(settings, teaching)):
         rows, spare = spare[:count], spare[count:]
         sampler = sampler or groups.load_sampler(policy, config, train, settings.max_completion_length)
-        draw = groups.Draw(train.rows(rows), samples, sampling, config.seed, ("round", round_))
-        [completions] = groups.sample_groups(sampler, config, draw)
+        wanted = groups.WholeGroups.of_rollouts(config, train.rows(rows), "round", round_)
+        [completions] = groups.sample_groups(sampler, config, wanted)
         scored = score_table(config.rewards, config.scoring, completions, train, policy, kept_models.elsewhere(config))
         parts.append(RoundTables(completions, scored))
         teaching += teaching_groups(algorithm, samples, parts[-1]).tolist()

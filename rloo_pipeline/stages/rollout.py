@@ -10,8 +10,7 @@ from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part, tool_na
 from rloo_pipeline.config import Config
 from rloo_pipeline.data.prompts_of_round import expected_lengths, prompts_of_round
 from rloo_pipeline.rollout import groups, partial
-from rloo_pipeline.rollout.groups import Draw
-from rloo_pipeline.rollout.requests import SamplingConfig
+from rloo_pipeline.rollout.groups import WholeGroups
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import shard_range
 
@@ -52,25 +51,23 @@ def rollout(
     train = PromptSet(prompts / "train")
     indices = prompts_of_round(config, train, round_, difficulty, pass_rates).sampled
     if settings.token_budget is None:
-        share, sampling = shard_range(len(indices), settings.shards, shard), SamplingConfig.of_rollouts(settings)
-        own, expected = indices[share.start : share.stop], {}
+        share = shard_range(len(indices), settings.shards, shard)
+        own, begun = indices[share.start : share.stop], 0
+        whole = WholeGroups.of_rollouts(config, train.rows(own), "round", round_)
         if config.vllm.data_parallel_size > 1:  # only the speed depends on it
-            expected = expected_lengths(config, train, own, round_, output.parents[2])
-        names = ("round", round_)
-        draw: groups.Samples = Draw(train.rows(own), settings.num_generations, sampling, config.seed, names, expected)
-        begun = 0
+            whole = whole._replace(expected=expected_lengths(config, train, own, round_, output.parents[2]))
+        wanted: groups.Samples = whole
     else:
-        draw = partial.groups_of_shard(config, train, indices, round_, shard, before)
-        begun = draw.tokens
+        wanted = partial.groups_of_shard(config, train, indices, round_, shard, before)
+        begun = wanted.tokens
     longest = settings.max_completion_length
     sampler = groups.load_sampler(policy, config, train, longest)
     about = groups.rollout_facts(config, round_, shard, sampler.digest, tool_names(prompts))
     held_out_rows = _held_out(config, prompts, train.longest, shard) if held_out else []
-    held_out_sampling = SamplingConfig.of_evaluations(settings, config.evaluation.temperature, longest)
-    held_out_draw = Draw(held_out_rows, 1, held_out_sampling, config.seed, groups.EVALUATION)
-    completions, held_out_completions = groups.sample_groups(sampler, config, draw, held_out_draw)
+    held_out_wanted = WholeGroups.of_evaluations(config, held_out_rows, 1, config.evaluation.temperature, longest)
+    completions, held_out_completions = groups.sample_groups(sampler, config, wanted, held_out_wanted)
     if held_out:
-        held_out_about = about | groups.sampling_facts(config.model, held_out_sampling)
+        held_out_about = about | groups.sampling_facts(config.model, held_out_wanted.sampling)
         tables.write(held_out, held_out_completions, held_out_completions.schema, "held_out", **held_out_about)
     tables.write(output, completions, completions.schema, "rollouts", **about)
     tokens = sum(tables.sampled_lengths(completions)) - begun

@@ -78,6 +78,8 @@ class Engine:
         """True if the ranks share the weights from the start."""
         with announcing(f"loading {policy}"):
             self.model, module = self.load(configuration)
+        if section.zero_stage == 3:
+            plain_model.check_gathered(self.model, policy)
         self.form = module.form
         self.experts = ExpertLoad(self.model)
         # In bfloat16 DeepSpeed runs the garbage collector twice per parameter group. Some optimizers have a group per

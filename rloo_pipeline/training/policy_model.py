@@ -74,12 +74,10 @@ def load_trainable(policy: Policy, settings: TrainerSettings, split: JSON | None
     `split` is as in `load`.
 
     Raises:
-        UserError: see `load`; or a new adapter names a layer that the model lacks, or as `plain_model.check_gathered`.
+        UserError: see `load`; or a new adapter names a layer that the model lacks.
     """
     recomputes = settings.deepspeed.recomputes
     model: Any = load(policy, settings.dtype, settings.disable_dropout, split, settings.quantization, recomputes)
-    if settings.deepspeed.zero_stage == 3:
-        plain_model.check_gathered(model, policy)
     if not settings.train_vision and vision.takes_images(model.config.to_dict()):
         _freeze_vision(model)
     if settings.lora is None:

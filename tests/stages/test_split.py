@@ -17,6 +17,7 @@ from rloo_pipeline.artifacts import files, model_files
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training.engine import Engine
+from rloo_pipeline.training.reward_engine import RewardEngine
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engines")]
 
@@ -50,10 +51,11 @@ def test_two_ranks_write_the_policy_of_one_in_shards(tmp_path, tiny_model) -> No
         torch.testing.assert_close(torch.tensor(computed), torch.tensor(reference), rtol=1e-5, atol=1e-5)
 
 
-def test_an_engine_refuses_layers_whose_weights_zero_3_does_not_gather(tmp_path) -> None:
-    model = model_folders.build(tmp_path / "model", 0, "falcon_h1")
+@pytest.mark.parametrize(("engine", "kind"), [(Engine, "falcon_h1"), (RewardEngine, "qwen3_next")])
+def test_an_engine_refuses_layers_whose_weights_zero_3_does_not_gather(tmp_path, engine, kind) -> None:
+    model = model_folders.build(tmp_path / "model", 0, kind)
     with pytest.raises(UserError, match="zero_stage: 3 cannot be used with"):
-        Engine(Policy(model), trainer_settings(zero_stage=3), 0)
+        engine(Policy(model), trainer_settings(zero_stage=3), 0)
 
 
 def test_weights_that_another_rank_writes_as_soon_as_it_can_stay(tmp_path, tiny_model, monkeypatch) -> None:

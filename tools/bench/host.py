@@ -93,8 +93,8 @@ def sides(
 
     def stage() -> int:
         derive.cache_clear()  # each round has seeds of its own
-        draw = groups.Draw(rows, SAMPLES, decoding, config.seed, ("bench",))
-        [completions] = groups.sample_groups(sampler, config, draw)
+        wanted = groups.WholeGroups(rows, SAMPLES, decoding, config.seed, ("bench",))
+        [completions] = groups.sample_groups(sampler, config, wanted)
         tables.write(folder / "table.parquet", completions, tables.ROLLOUTS, "rollouts", run="bench", round=1)
         return sum(map(len, completions["completion_ids"]))
 

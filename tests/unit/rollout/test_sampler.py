@@ -41,10 +41,10 @@ def test_samples_of_a_broken_adapter_name_its_folder_and_not_that_of_its_base() 
     broken = Completion([5], "1", [float("nan")], "stop")
     engine: Any = SimpleNamespace(policy=Policy(Path("rounds/00003/policy")), settings={"model": "models/base"})
     engine.sample = lambda requests, *_: [broken] * len(requests)
-    draw = groups.Draw([{"prompt_id": "a", "prompt_ids": [4]}], 2, HOW, 0, ("rollout", 4))
+    wanted = groups.WholeGroups([{"prompt_id": "a", "prompt_ids": [4]}], 2, HOW, 0, ("rollout", 4))
     config = Config.model_validate(mini())
     with pytest.raises(UserError, match=r"^rounds/00003/policy: the policy's log-probs are not finite"):
-        groups.sample_groups(engine, config, draw)
+        groups.sample_groups(engine, config, wanted)
 
 
 def test_rollouts_are_sampled_with_quantized_weights_and_evaluations_are_not(tiny_model, monkeypatch) -> None:
