@@ -29,7 +29,7 @@ from rloo_pipeline.seeds import derive
 from rloo_pipeline.training.preference_pairs import Pairs, split_held_out, tokenized
 from rloo_pipeline.training.reward_engine import RewardEngine
 from rloo_pipeline.training.settings import TrainerSettings
-from rloo_pipeline.training.sft import last_loss, rows_of_steps
+from rloo_pipeline.training.sft import last_loss, take_steps
 
 
 def reward_model(config: Config, assets: Path, prompts: Path, model: Path, output: Path) -> None:
@@ -99,10 +99,12 @@ def train(engine: RewardEngine, section: RewardModel, pairs: Pairs, steps: int, 
         loss = bradley_terry(values[::2], values[1::2], of_pairs, section.center_rewards_coefficient)
         return loss.sum() / section.batch_size
 
+    def step(chosen: Sequence[int]) -> float:
+        rows = [row for pair in chosen for row in (2 * pair, 2 * pair + 1)]
+        return engine.step(pairs.sequences, rows, loss_of)
+
     order = derive(seed, "reward model", "order")
-    chosen = rows_of_steps("reward model steps", len(margins), section.batch_size, steps, order)
-    rows_of_pairs = ([row for pair in step for row in (2 * pair, 2 * pair + 1)] for step in chosen)
-    return [engine.step(pairs.sequences, rows, loss_of) for rows in rows_of_pairs]
+    return take_steps("reward model steps", len(margins), section.batch_size, steps, order, step)
 
 
 def _pairs(config: Config, section: RewardModel, assets: Path, prompts: Path, model: Policy) -> tuple[Pairs, Pairs]:

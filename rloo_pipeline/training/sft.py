@@ -3,7 +3,7 @@
 Loss: mean negative log-prob over the completion tokens of an optimizer step, the end token included.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -43,8 +43,8 @@ def sft(config: Config, section: Sft, start: Policy, assets: Path, prompts: Path
     settings = TrainerSettings.of_section(config, section, section.steps)
     engine = Engine(start, settings, derive(config.seed, "sft"))
     order = derive(config.seed, "sft", "order")
-    steps = rows_of_steps("SFT steps", len(sequences.prompts), section.batch_size, section.steps, order)
-    losses = [_step(engine, sequences, rows) for rows in steps]
+    numbers = (len(sequences.prompts), section.batch_size, section.steps)
+    losses = take_steps("SFT steps", *numbers, order, lambda rows: _step(engine, sequences, rows))
     engine.save_policy(output, seed=config.seed, assets=lineage.assets_digest(assets))
     if engine.rank.first:
         say(
@@ -64,8 +64,10 @@ def _step(engine: Engine, sequences: Sequences, rows: Sequence[int]) -> float:
     return engine.step(sequences, rows, loss_of)
 
 
-def rows_of_steps(label: str, count: int, size: int, steps: int, seed: int) -> Iterator[list[int]]:
-    """Yields the rows of each optimizer step, taken from one seeded permutation per epoch, end to end.
+def take_steps(
+    label: str, count: int, size: int, steps: int, seed: int, step: Callable[[list[int]], float]
+) -> list[float]:
+    """Takes optimizer steps, whose rows come from one seeded permutation per epoch, end to end; returns their losses.
 
     Args:
         label: label of the progress line.
@@ -73,12 +75,15 @@ def rows_of_steps(label: str, count: int, size: int, steps: int, seed: int) -> I
         size: rows per step.
         steps: number of steps.
         seed: decides the permutations.
+        step: takes a step with some rows, and returns its loss.
     """
+    losses = list[float]()
     with counting(label, steps) as counter:
-        for step in range(steps):
-            epochs = (divmod(draw, count) for draw in range(step * size, (step + 1) * size))
-            yield [_order(count, derive(seed, epoch))[place] for epoch, place in epochs]
+        for first in range(0, steps * size, size):
+            epochs = (divmod(draw, count) for draw in range(first, first + size))
+            losses.append(step([_order(count, derive(seed, epoch))[place] for epoch, place in epochs]))
             counter.advance()
+    return losses
 
 
 def last_loss(losses: Sequence[float]) -> float:

@@ -1,10 +1,12 @@
 """A demonstration that calls a tool is one demonstration for each turn, in the tokens that an episode has."""
 
+import io
 import json
 from unittest.mock import Mock
 
 import pytest
 from helpers import mini, write_prompts
+from rich.console import Console
 
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import OBSERVATION
@@ -15,6 +17,7 @@ from rloo_pipeline.demo.calculation import demonstrations
 from rloo_pipeline.demo.character_model import tool_qwen3
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import templating
+from rloo_pipeline.runtime import progress
 from rloo_pipeline.training import sft
 from rloo_pipeline.training.demonstrations import Demonstrations, _check_turns, _turns, evaluated_prompts
 from rloo_pipeline.training.demonstrations import demonstrations as tokenized
@@ -115,9 +118,20 @@ def test_calls_without_answers_are_refused(messages) -> None:
 def test_the_order_of_an_epoch_is_drawn_once_and_not_for_each_of_its_steps(monkeypatch) -> None:
     drawn = Mock(side_effect=sft.permutation)
     monkeypatch.setattr(sft, "permutation", drawn)
-    rows = [row for step in sft.rows_of_steps("steps", 1003, 41, 50, 7) for row in step]
+    rows = list[int]()
+    losses = sft.take_steps("steps", 1003, 41, 50, 7, lambda of_step: rows.extend(of_step) or float(len(rows)))
+    assert losses == [41.0 * step for step in range(1, 51)]
     assert drawn.call_count == 3
     assert [sorted(rows[first : first + 1003]) for first in (0, 1003)] == 2 * [[*range(1003)]]
+
+
+def test_the_bar_of_the_steps_has_left_the_terminal_when_the_error_of_one_is_shown(monkeypatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(progress, "console", Console(file=terminal, force_terminal=True, _environ={}))
+    monkeypatch.delenv(progress.STYLE, raising=False)
+    with pytest.raises(UserError) as shown:
+        sft.take_steps("steps", 4, 2, 2, 7, Mock(side_effect=UserError("not finite")))
+    assert "\x1b[?25h" in terminal.getvalue(), f"the cursor is still hidden at {shown.value}"
 
 
 def test_a_demonstration_of_an_evaluation_prompt_with_other_white_space_is_held_out(tmp_path, tiny_model) -> None:
