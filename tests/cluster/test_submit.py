@@ -61,7 +61,7 @@ def test_a_controller_continues_after_its_time_limit_and_cancels_its_stages_when
     stage, _ = wait_until(lambda: cluster.running("rollout"), "a rollout runs")
     cancelled = cluster.rloo("cancel", "mini")
     assert "was cancelled" in cancelled.stdout, cancelled.stderr
-    wait_until(lambda: stage not in ask("squeue", "-h", "-o", "%A").split(), "the rollout has ended")
+    wait_until(lambda: "JobState=CANCELLED" in ask("scontrol", "show", "job", stage), "the rollout is cancelled")
     outcome_file = cluster.folder / "results" / "mini" / "logs" / "submit" / "outcome.json"
     assert json.loads(outcome_file.read_text())["outcome"] == "cancelled"
     assert "mini: cancelled in allocation 1 of job" in status(cluster)
