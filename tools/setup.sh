@@ -102,7 +102,7 @@ fi
 
 pip() { .venv/bin/python -m pip -q --no-input --disable-pip-version-check "$@"; }
 compile() { # On all cores; pip has but one. Some packages have templates with the name of a source file.
-    # An eighth is tests, a quarter what nothing imports, or models, of which a run imports one.
+    # An eighth is tests, a quarter what nothing imports, or models, of which a run imports few.
     unused='/(tests|anthropic|databricks|debugpy|mypy|nltk|numba|pip|sklearn)/|/(transformers|vllm|model_executor)/models/'
     .venv/bin/python -m compileall -qq -j 0 -x "$unused" .venv/lib rloo_pipeline snakemake_*_plugin_rloo* || true
 }
