@@ -136,13 +136,13 @@ class WorkerPools:
             answers.result()  # they would compete for cores, or for a GPU
         found: dict[int, FunctionScores | None] = {}
         try:
-            found |= self._score_own(own, batch, samples, constants, more)
+            found |= self._score_own(own, batch, samples, constants, more, answers)
         except Exception:
             answers.exception()  # a worker would otherwise run its next stage beside these calls
             raise
         found |= answers.result()
         if missing := [place for place, results in found.items() if results is None]:
-            found |= self._score_own(missing, batch, samples, constants, more)
+            found |= self._score_own(missing, batch, samples, constants, more, answers)
         return [results for _, results in sorted(found.items()) if results]
 
     def _score_own(
@@ -152,8 +152,11 @@ class WorkerPools:
         samples: Sequence[int],
         constants: Mapping[str, Any],
         more: bool,
+        beside: Future[Any],
     ) -> dict[int, FunctionScores]:
-        """Scores with the functions at these places, in processes of this one; arguments are as for `score`."""
+        """Scores with the functions at these places, in processes of this one, unless calls beside it fail. The other
+        arguments are as for `score`.
+        """
         with counting("scores", len(places) * len(batch.completions)) as counter:
             offered = batch.arguments()
             jobs = [ScoringJob(self.rewards[place], offered, samples, constants, counter.advance) for place in places]
@@ -163,7 +166,8 @@ class WorkerPools:
                     if worker.signature is not None:
                         job.check_signature(worker.signature)
             while self._step(more):
-                pass
+                if beside.done():
+                    beside.result()
         reap_orphans(self.others | {worker.process.pid for worker in chain(*self.started)})
         return {place: job.results for place, job in zip(places, jobs, strict=True)}
 

@@ -302,3 +302,25 @@ def test_ctrl_c_does_not_wait_for_a_models_calls_in_a_worker_and_an_error_does(m
             pools.score(RewardBatch(["1+1="] * 2, ["1", "22"], [[1]] * 2, {}), [2])
         assert answered.is_set() == (error is UserError)
         ended.set()
+
+
+def test_a_model_that_fails_in_a_worker_does_not_wait_for_the_stages_own_functions(tmp_path) -> None:
+    own_runs = tmp_path / "own runs"
+    (tmp_path / "own.py").write_text(
+        f"import time\nfrom pathlib import Path\n\ndef own(completions, **_):\n    Path({str(own_runs)!r}).touch()\n"
+        "    time.sleep(1000)\n"
+    )
+    rewards = [
+        {"function": f"{tmp_path / 'own.py'}:own", "timeout": 100, "on_timeout": "fail"},
+        {"function": REWARD_MODEL, "name": "model", "gpus": 1, "options": {"model": "not/here"}},
+    ]
+
+    def ask(*_: object) -> None:
+        wait_until(own_runs.exists)
+        raise UserError("the model fails")
+
+    with (
+        WorkerPools(Config(**mini(rewards=rewards)).rewards, 2, elsewhere=ask) as pools,
+        pytest.raises(UserError, match="the model fails"),
+    ):
+        pools.score(RewardBatch(["1+1="] * 2, ["1", "22"], [[1]] * 2, {}), [2])
