@@ -226,8 +226,8 @@ def _takes_other_paths(call: ast.Call) -> bool:
         case "open", [_, ast.Constant(str(mode)), *_]:
             return mode[:1] in "wax"
         case "open", _:
-            mode = keywords.get("mode")
-            return isinstance(mode, ast.Constant) and str(mode.value)[:1] in "wax"
+            given = keywords.get("mode")
+            return isinstance(given, ast.Constant) and str(given.value)[:1] in "wax"
         case "Path", [_, _, *_]:
             return True
         case "load_dataset", [ast.Constant(str(path)), *_]:
