@@ -33,19 +33,19 @@ def left_out(config: Config, counts: Mapping[str, int]) -> frozenset[str]:
     if config.workers != "auto" or not devices.has_gpu():
         return frozenset()
     has_own_base = config.reward_model is not None and config.reward_model.own_source
-    try:
-        dims = _dimensions(config, "model")
-        own = _dimensions(config.of_reward_model, "reward_model") if has_own_base else dims
-    except (UserError, OSError, ValueError):  # neither here nor on the Hub
-        return frozenset()
+    dims = _dimensions(config, "model")
+    own = _dimensions(config.of_reward_model, "reward_model") if has_own_base else dims
     return _too_many(config, dims, own or dims, counts, devices.machine_bytes()) if dims else frozenset()
 
 
 def _dimensions(config: Config, asset: str) -> ModelDims | None:
-    """The dimensions of a model; None if the first stage will build it."""
+    """The dimensions of a model; None if the first stage will build it, or it is neither here nor on the Hub."""
     built = Path("results") / config.run / "assets" / asset
-    folder = model_inputs.model_folder(config.model) or (built if config.model.build else _fetched(config.model))
-    return Policy(folder).dimensions
+    try:
+        folder = model_inputs.model_folder(config.model) or (built if config.model.build else _fetched(config.model))
+        return Policy(folder).dimensions
+    except (UserError, OSError, ValueError):
+        return None
 
 
 def _fetched(model: Model) -> Path:

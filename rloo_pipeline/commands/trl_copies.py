@@ -24,7 +24,7 @@ CHANGING = ("append", "extend", "insert", "add", "update", "sort", "reverse")
 """Methods that change a list, a set or a dict."""
 OWN = {"train", "held_out", "rows", "_split"}
 """Names of the functions in data.py. Variables inside them may have these names too."""
-DATA_FILE = re.compile(r"(?!/|\w+:)[^\s]*\w\.(csv|tsv|jsonl?|parquet|arrow|txt)(\.gz|\.zst)?")
+DATA_FILE = re.compile(r"(?!/|~|\w+:)[^\s]*\w\.(csv|tsv|jsonl?|parquet|arrow|txt)(\.gz|\.zst)?")
 """A relative path of a file of rows or of text."""
 
 
@@ -200,7 +200,7 @@ def undefined(text: str) -> set[str]:
 
 def missing_files(text: str) -> set[str]:
     """Relative paths of data files in a Python file, at which there is no file, so that `_Filled` left them. Parts of
-    paths do not count, nor arguments of the file's own functions, which may add a folder.
+    paths do not count, nor arguments of the file's own functions, which may add a folder, nor files to write.
     """
     tree, found = ast.parse(text), set[str]()
     joining = {"join", "joinpath", *(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))}
@@ -210,10 +210,29 @@ def missing_files(text: str) -> set[str]:
         is_part = isinstance(node, ast.BinOp | ast.JoinedStr)
         if is_part or (isinstance(node, ast.Call) and name_of(node.func) in joining):
             continue
+        if isinstance(node, ast.Call) and _takes_other_paths(node):
+            waiting.append(node.func)
+            continue
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and DATA_FILE.fullmatch(node.value):
             found.add(node.value)
         waiting += ast.iter_child_nodes(node)
     return found
+
+
+def _takes_other_paths(call: ast.Call) -> bool:
+    """True if a call writes a file, or its paths count from a folder that another argument names."""
+    name, keywords = name_of(call.func), {keyword.arg: keyword.value for keyword in call.keywords}
+    match name, call.args:
+        case "open", [_, ast.Constant(str(mode)), *_]:
+            return mode[:1] in "wax"
+        case "open", _:
+            given = keywords.get("mode")
+            return isinstance(given, ast.Constant) and str(given.value)[:1] in "wax"
+        case "Path", [_, _, *_]:
+            return True
+        case "load_dataset", [ast.Constant(str(path)), *_]:
+            return "data_dir" in keywords or (path not in FORMATS and Path(path).is_dir())
+    return name.startswith("to_")
 
 
 class _Filled(ast.NodeTransformer):

@@ -15,15 +15,18 @@ from rloo_pipeline.trackers import trackers
 
 
 def require_packages(call: SnakemakeCall) -> None:
-    """Checks that the image for stages and its binds exist or, without one, that packages of trackers are installed.
+    """Checks MLflow's store, and that the image for stages and its binds exist or, without one, that packages of
+    trackers are installed.
 
     Raises:
-        UserError: the image, a folder to bind or a tracker's package is missing.
+        UserError: the image, a folder to bind or a tracker's package is missing, or MLflow's store is a folder.
     """
     configs = call.runs.configs.values()
+    names = {name for config in configs for name in config.trackers}
     if not call.in_image:
-        trackers.require(sorted({name for config in configs for name in config.trackers}))
+        trackers.require(sorted(names))
         return
+    trackers.require_store(names)
     containers.require(call.image)
     if not call.main or call.workflow.resource_settings.nodes is None:  # otherwise jobs run on other machines
         containers.refuse_missing_binds(in_job=not call.main)

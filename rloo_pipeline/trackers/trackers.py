@@ -12,7 +12,7 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -76,24 +76,33 @@ def sender(name: str) -> Send:
     return send
 
 
-def require(names: Iterable[str]) -> None:
+def require(names: Collection[str]) -> None:
     """Checks that the libraries of these trackers are installed, without importing them, and MLflow's store.
 
     Raises:
-        UserError: a library is missing, or MLFLOW_TRACKING_URI names a folder, where MLflow would write the metrics
-            `kl` and `kl/sequence_mean` as a file and a folder of the same name.
+        UserError: a library is missing, or as for `require_store`.
     """
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise UserError(
                 f"report_to: this environment has no {name}; run `make setup`, or remove {name} from the list"
             )
-        store = os.environ.get("MLFLOW_TRACKING_URI", "")
-        if name == "mlflow" and re.match(r"file:|(?!databricks|uc$)[^:]+$", store):
-            raise UserError(
-                f"MLFLOW_TRACKING_URI: MLflow cannot keep a run's metrics in a folder ({store}); name a database, such "
-                "as sqlite:////home/me/mlflow.db, or a server"
-            )
+    require_store(names)
+
+
+def require_store(names: Collection[str]) -> None:
+    """Checks the store of MLflow if it is one of these trackers.
+
+    Raises:
+        UserError: MLFLOW_TRACKING_URI names a folder, where MLflow would write the metrics `kl` and `kl/sequence_mean`
+            as a file and a folder of the same name.
+    """
+    store = os.environ.get("MLFLOW_TRACKING_URI", "")
+    if "mlflow" in names and re.match(r"file:|(?!databricks|uc$)[^:]+$", store):
+        raise UserError(
+            f"MLFLOW_TRACKING_URI: MLflow cannot keep a run's metrics in a folder ({store}); name a database, such "
+            "as sqlite:////home/me/mlflow.db, or a server"
+        )
 
 
 def history_of(run: Path, config: Config, last: int) -> History:

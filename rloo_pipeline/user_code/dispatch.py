@@ -7,11 +7,12 @@ reported early. An async function mostly waits for a service: it has one worker,
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from itertools import chain
 from multiprocessing.connection import wait
+from threading import Thread
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from rloo_pipeline.config import Reward
 from rloo_pipeline.errors import UserError
@@ -29,6 +30,7 @@ from rloo_pipeline.user_code.worker_process import (
     reap_orphans,
 )
 
+T = TypeVar("T")
 IMPORT_SECONDS = 600.0
 """Time limit for importing a function."""
 Elsewhere = Callable[..., FunctionScores | None]
@@ -121,19 +123,26 @@ class WorkerPools:
             UserError: a function cannot be found, needs a column that does not exist, or does not return one finite
                 number or None per completion; or it fails or times out and `on_error` or `on_timeout` is `fail`.
         """
-        with ThreadPoolExecutor(1) as thread:  # one model after the other, beside the stage's own functions
-            asked = {
-                place: thread.submit(other, self.rewards[place], batch, samples, dict(constants))
-                for place, other in enumerate(self.elsewhere)
-                if other and batch.completions and not self.started[place]
-            }
-            own = [place for place in range(len(self.rewards)) if place not in asked]
-            if any(not self.rewards[place].gpus for place in asked) or any(self.rewards[place].gpus for place in own):
-                [future.result() for future in asked.values()]  # they would compete for cores, or for a GPU
-            found: dict[int, FunctionScores | None] = {**self._score_own(own, batch, samples, constants, more)}
-            found |= {place: future.result() for place, future in asked.items()}
+        asked = {
+            place: other
+            for place, other in enumerate(self.elsewhere)
+            if other and batch.completions and not self.started[place]
+        }
+        own = [place for place in range(len(self.rewards)) if place not in asked]
+        answers = _in_thread(  # one model after the other, beside the stage's own functions
+            lambda: {place: ask(self.rewards[place], batch, samples, dict(constants)) for place, ask in asked.items()}
+        )
+        if any(not self.rewards[place].gpus for place in asked) or any(self.rewards[place].gpus for place in own):
+            answers.result()  # they would compete for cores, or for a GPU
+        found: dict[int, FunctionScores | None] = {}
+        try:
+            found |= self._score_own(own, batch, samples, constants, more, answers)
+        except Exception:
+            answers.exception()  # a worker would otherwise run its next stage beside these calls
+            raise
+        found |= answers.result()
         if missing := [place for place, results in found.items() if results is None]:
-            found |= self._score_own(missing, batch, samples, constants, more)
+            found |= self._score_own(missing, batch, samples, constants, more, answers)
         return [results for _, results in sorted(found.items()) if results]
 
     def _score_own(
@@ -143,8 +152,11 @@ class WorkerPools:
         samples: Sequence[int],
         constants: Mapping[str, Any],
         more: bool,
+        beside: Future[Any],
     ) -> dict[int, FunctionScores]:
-        """Scores with the functions at these places, in processes of this one; arguments are as for `score`."""
+        """Scores with the functions at these places, in processes of this one, unless calls beside it fail. The other
+        arguments are as for `score`.
+        """
         with counting("scores", len(places) * len(batch.completions)) as counter:
             offered = batch.arguments()
             jobs = [ScoringJob(self.rewards[place], offered, samples, constants, counter.advance) for place in places]
@@ -154,7 +166,8 @@ class WorkerPools:
                     if worker.signature is not None:
                         job.check_signature(worker.signature)
             while self._step(more):
-                pass
+                if beside.done():
+                    beside.result()
         reap_orphans(self.others | {worker.process.pid for worker in chain(*self.started)})
         return {place: job.results for place, job in zip(places, jobs, strict=True)}
 
@@ -249,3 +262,17 @@ class WorkerPools:
             job.record_failure(Failed(guilty, time.monotonic() - began, raised=cause, late=cause is None))
         else:
             job.put_back(list(begun), alone=True)
+
+
+def _in_thread(call: Callable[[], T]) -> Future[T]:
+    """Calls a function in a thread that does not delay the end of the process, as after Ctrl-C."""
+    future = Future[T]()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # also IncompatibleEngine
+            future.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return future

@@ -7,6 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
+from threading import Event
 
 import psutil
 import pyarrow as pa
@@ -274,3 +275,52 @@ def test_a_model_on_a_gpu_is_called_while_the_stages_own_functions_run(tmp_path,
     with WorkerPools(Config(**mini(rewards=rewards)).rewards, 2, elsewhere=ask) as pools:
         own, model = pools.score(RewardBatch(["1+1="] * 2, ["1", "22"], [[1]] * 2, {}), [2])
     assert (own.scores, model.scores) == ([0.5] * 2, [2.0] * 2)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, UserError])
+def test_ctrl_c_does_not_wait_for_a_models_calls_in_a_worker_and_an_error_does(monkeypatch, error) -> None:
+    """A worker that goes on would otherwise run its next stage beside the calls."""
+    rewards = [
+        {"function": "rloo_pipeline.rewards:exact_match", "name": "own"},
+        {"function": REWARD_MODEL, "name": "model", "gpus": 1, "options": {"model": "not/here"}},
+    ]
+    failed, ended, answered = Event(), Event(), Event()
+
+    def fail(*_: object) -> None:
+        failed.set()
+        raise error
+
+    def ask(*_: object) -> None:
+        failed.wait()
+        if error is KeyboardInterrupt:
+            ended.wait()
+        answered.set()
+
+    monkeypatch.setattr(WorkerPools, "_step", fail)
+    with WorkerPools(Config(**mini(rewards=rewards)).rewards, 2, elsewhere=ask) as pools:
+        with pytest.raises(error):
+            pools.score(RewardBatch(["1+1="] * 2, ["1", "22"], [[1]] * 2, {}), [2])
+        assert answered.is_set() == (error is UserError)
+        ended.set()
+
+
+def test_a_model_that_fails_in_a_worker_does_not_wait_for_the_stages_own_functions(tmp_path) -> None:
+    own_runs = tmp_path / "own runs"
+    (tmp_path / "own.py").write_text(
+        f"import time\nfrom pathlib import Path\n\ndef own(completions, **_):\n    Path({str(own_runs)!r}).touch()\n"
+        "    time.sleep(1000)\n"
+    )
+    rewards = [
+        {"function": f"{tmp_path / 'own.py'}:own", "timeout": 100, "on_timeout": "fail"},
+        {"function": REWARD_MODEL, "name": "model", "gpus": 1, "options": {"model": "not/here"}},
+    ]
+
+    def ask(*_: object) -> None:
+        wait_until(own_runs.exists)
+        raise UserError("the model fails")
+
+    with (
+        WorkerPools(Config(**mini(rewards=rewards)).rewards, 2, elsewhere=ask) as pools,
+        pytest.raises(UserError, match="the model fails"),
+    ):
+        pools.score(RewardBatch(["1+1="] * 2, ["1", "22"], [[1]] * 2, {}), [2])

@@ -1,6 +1,7 @@
 """Which engines stay warm on GPUs, by what they take of the machine's memory while they wait."""
 
 import json
+from unittest import mock
 
 import huggingface_hub
 import numpy as np
@@ -129,10 +130,11 @@ def test_a_reward_model_from_another_base_is_as_large_as_that(tmp_path, monkeypa
     seen = []
     monkeypatch.setattr(devices, "has_gpu", lambda: True)
     monkeypatch.setattr(devices, "machine_bytes", lambda: 1e12)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", mock.Mock(side_effect=OSError))
     monkeypatch.setattr(warm_engines, "_too_many", lambda _, dims, own, *__: seen.append(dims.layers / own.layers))
     model = {"build": None, "build_options": {}, "name_or_path": str(folders["policy"])}
-    for base in ({}, {"name_or_path": str(folders["small"])}):
+    for base in ({}, {"name_or_path": str(folders["small"])}, {"name_or_path": "not/fetched"}):
         section = {"train": {"path": "pairs.jsonl"}, **base}
         scored = [{"function": REWARD_MODEL, "gpus": 1}]
         warm_engines.left_out(Config(**mini(model=model, rewards=scored, reward_model=section)), ONE_EACH)
-    assert seen == [1, 32]
+    assert seen == [1, 32, 1], "as large as the run's model if its own base is not here"

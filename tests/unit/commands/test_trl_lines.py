@@ -9,6 +9,7 @@ import yaml
 from helpers import printed
 from trl_scripts import GRPO, SMALL, project
 
+from rloo_pipeline.commands import trl_copies
 from rloo_pipeline.commands.init import init_from_trl
 from rloo_pipeline.commands.trl_script import TrlScript
 from rloo_pipeline.errors import UserError
@@ -505,6 +506,25 @@ test = rows_of("own.jsonl")
     missing = " ".join(output.partition("Without a counterpart")[2].split())
     assert "file: data/train.csv is not here; if it is not on the Hub, write its path into data.py" in missing
     assert missing.count("is not here") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "missing"),
+    [
+        ("load_dataset('csv', data_files='data/train.csv')['train'].to_list()", {"data/train.csv"}),
+        ("[open('data/words.txt'), open('log.txt', 'a'), open('log.txt', mode='w')]", {"data/words.txt"}),
+        (
+            "[Path('data/train.csv'), Path('data', 'test.csv'), Path(os.path.expanduser('~/own.csv'))]",
+            {"data/train.csv"},
+        ),
+        ("load_dataset('rows', data_files='train.csv')", set()),
+        ("load_dataset('csv', data_dir='rows', data_files='train.csv')", set()),
+        ("rows.to_csv('rows.csv')", set()),
+    ],
+)
+def test_only_files_to_read_from_the_scripts_folder_are_missing(line, missing) -> None:
+    Path("rows").mkdir()
+    assert trl_copies.missing_files(line) == missing
 
 
 def test_a_folder_of_rows_beside_the_script_is_found_from_the_project(monkeypatch) -> None:
