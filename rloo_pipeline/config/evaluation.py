@@ -10,8 +10,8 @@ from rloo_pipeline.config.section import JSON, Section, Unused
 
 
 class Correct(Section):
-    """Definition of a right completion, for accuracy and pass@k. A change reruns the evaluations but not the checks;
-    with `dataset.select` it also reruns `difficulty` or `pass-rates`, and the rounds whose prompts they choose.
+    """Definition of a right completion, for accuracy and pass@k. A change reruns the checks and the evaluations; with
+    `dataset.select` also `difficulty` or `pass-rates`, and the rounds whose prompts they choose.
     """
 
     reward: str | None = None

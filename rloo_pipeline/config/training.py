@@ -177,7 +177,7 @@ class Offload(Section):
 class Deepspeed(Section):
     """Resources of the training engine (DeepSpeed). A trainer state can only be continued with the `processes` and
     `zero_stage` that wrote it. Changing one of these two, `communication_data_type`, `offload` or `config` reruns
-    updates and SFT; the other keys rerun nothing and apply to rounds that have not run yet.
+    updates, SFT and the reward model; the other keys rerun nothing and apply to rounds that have not run yet.
     """
 
     max_tokens_per_micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
