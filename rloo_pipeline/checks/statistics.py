@@ -110,8 +110,9 @@ def estimate_share(values: Array, samples: int) -> Estimate:
 
     With one sample per prompt it is the interval of Clopper and Pearson, so 0 of 200 has [0, 1.8%]. With several, the
     effective number of independent answers is p(1−p) over the variance of the mean, at least one per prompt and at most
-    all samples. It is corrected for the degrees of freedom of the variance, the smaller of the effective numbers of
-    prompts (Kish 1965) that the right answers and the wrong answers come from.
+    all samples; if all prompts have the same share, one per prompt. It is corrected for the degrees of freedom of the
+    variance, the smaller of the effective numbers of prompts (Kish 1965) that the right answers and the wrong answers
+    come from.
 
     Args:
         values: share of right samples of each prompt, [prompts], in [0, 1].
@@ -121,12 +122,11 @@ def estimate_share(values: Array, samples: int) -> Estimate:
 
     prompts, mean = len(values), float(values.mean())
     effective = float(prompts)
-    if samples > 1 and 0 < mean < 1:
+    if samples > 1 and np.ptp(values) > ROUNDING:
         freedom = max(1, min(effective_count(values), effective_count(1 - values), prompts - 1))
-        variance = float(values.var(ddof=1)) / prompts if prompts > 1 else 0.0
+        variance = float(values.var(ddof=1)) / prompts
         correction = float(stdtrit(prompts * samples - 1, TAIL) / stdtrit(freedom, TAIL)) ** 2
-        if variance > 0:
-            effective = min(max(mean * (1 - mean) * correction / variance, effective), prompts * samples)
+        effective = min(max(mean * (1 - mean) * correction / variance, effective), prompts * samples)
     return Estimate(mean, share_interval(mean, effective))
 
 

@@ -5,7 +5,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 from scipy.special import betaln
-from scipy.stats import binomtest, ttest_rel
+from scipy.stats import beta, binomtest, ttest_rel
 
 from rloo_pipeline.checks.statistics import (
     estimate_mean,
@@ -48,6 +48,14 @@ def test_zero_right_answers_have_the_interval_of_a_share() -> None:
 def test_with_one_sample_a_prompt_the_interval_is_that_of_clopper_and_pearson(prompts: int, right: int) -> None:
     expected = binomtest(right, prompts).proportion_ci()
     assert estimate_share(np.arange(prompts) < right, 1).ci95 == pytest.approx((expected.low, expected.high))
+
+
+@pytest.mark.parametrize("samples", [3, 10])
+def test_prompts_of_equal_shares_count_as_one_answer_each_whatever_their_mean_rounds_to(samples: int) -> None:
+    for prompts, right in product(range(1, 30), range(1, samples)):
+        n, p = prompts, right / samples
+        expected = beta.ppf(0.025, n * p, n * (1 - p) + 1), beta.ppf(0.975, n * p + 1, n * (1 - p))
+        assert estimate_share(np.full(prompts, p), samples).ci95 == pytest.approx(expected), (prompts, right)
 
 
 DRAWS, MIN_COVERAGE = 400, 0.915
