@@ -51,6 +51,7 @@ def test_the_win_rate_counts_every_pair_of_scored_completions_and_ties_half() ->
     assert 0 <= rate.ci95[0] < rate.value < rate.ci95[1] <= 1
     assert win_rate(before[2:3], after[2:3]) is None
     assert win_rate(before, before).value == 0.5
+    assert win_rate(np.array([[0.3 + 0.2 + 0.1]]), np.array([[0.1 + 0.2 + 0.3]])).value == 0.5, "sums that are equal"
 
 
 @pytest.mark.parametrize(("prompts", "samples", "shift"), [(10, 4, 2.9), (50, 1, 1.8)])
