@@ -228,6 +228,8 @@ def gain(
         if samples is None
         else share_difference(differences, samples, width)
     )
+    if abs(value) <= ROUNDING * np.abs(differences).max():
+        value = 0.0
     p = sign_flip_p(differences, resamples, seed)
     if interval is not None and p > 1 - LEVEL:
         interval = min(interval[0], 0.0), max(interval[1], 0.0)

@@ -245,6 +245,13 @@ def test_sums_in_another_order_do_not_differ() -> None:
     assert estimate_mean(np.array([0.1 + 0.2, 0.3] * 5), 100, 1).ci95 is None
 
 
+@pytest.mark.parametrize("samples", [3, None])
+def test_differences_that_cancel_have_a_mean_of_0(samples: int | None) -> None:
+    before, after = np.array([1, 2, 3, 1, 0, 2]) / 3, np.array([2, 1, 1, 2, 1, 2]) / 3
+    assert (after - before).mean() != 0
+    assert gain(before, after, 100, 1, samples)[::2] == (0.0, 1.0)
+
+
 def test_holm_multiplies_the_smallest_by_all_and_each_further_one_by_one_less() -> None:
     corrected = holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": None, "e": 0.5})
     assert corrected == {"a": 0.04, "b": 0.09, "c": 0.09, "d": None, "e": 0.5}
