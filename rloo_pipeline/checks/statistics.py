@@ -93,7 +93,8 @@ def reaches(values: Array, least: float) -> NDArray[np.bool_]:
 
 
 def two_values(*values: Array) -> tuple[float, float] | None:
-    """The two values that scores have, lower first; None if they have fewer or more. NaN does not count.
+    """The two values that scores have, lower first; None if they have fewer or more. NaN does not count. Values that
+    differ only by rounding are one.
 
     Fewer than `FEWEST` scores, such as two lengths, do not show that there are no others, unless they are 0 and 1.
     """
@@ -101,8 +102,8 @@ def two_values(*values: Array) -> tuple[float, float] | None:
     found = np.unique(scored)
     if len(scored) < FEWEST and {*found} != {0.0, 1.0}:
         return None
-    apart = len(found) == 2 and np.ptp(found) > ROUNDING * np.abs(found).max()
-    return (float(found[0]), float(found[1])) if apart else None
+    found = found[np.diff(found, prepend=-np.inf) > ROUNDING * np.abs(found).max(initial=0.0)]
+    return (float(found[0]), float(found[1])) if len(found) == 2 else None
 
 
 def estimate_share(values: Array, samples: int) -> Estimate:

@@ -234,6 +234,8 @@ def test_scores_with_two_values_are_shares_and_others_means() -> None:
     assert estimate_scores(third, 100, 1) == estimate_mean(np.array([0.5, 0.75, 0.5, 0.0]), 100, 1)
     assert estimate_scores(scores * 0, 100, 1) == (0.0, None), "equal scores say nothing about the spread"
     assert estimate_scores(scores * np.nan, 100, 1) is None
+    sums, expected = np.array([0.1 + 0.2, *[0.3] * 3, *[0.0] * 46]), binomtest(4, 50).proportion_ci()
+    assert estimate_scores(sums[:, None], 100, 1).ci95 == pytest.approx((0.3 * expected.low, 0.3 * expected.high))
 
 
 def test_sums_in_another_order_do_not_differ() -> None:
