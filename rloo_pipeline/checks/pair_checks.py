@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.checks.registry import CheckResult, check
+from rloo_pipeline.errors import counted
 
 if TYPE_CHECKING:
     from rloo_pipeline.checks.statistics import Array
@@ -26,9 +27,9 @@ def measures(chosen: Array, rejected: Array, keys: Sequence[str], lengths: Array
         seed: seed of the bootstrap.
 
     Returns:
-        `accuracy`, the share of pairs in which `chosen` has the higher reward (ties count half), and `margin`, the mean
-        of r_chosen − r_rejected, each with its interval; `length_correlation` (Pearson's r) of rewards and lengths,
-        None if either does not vary; and the numbers of pairs and prompts.
+        `accuracy`, the share of a prompt's pairs in which `chosen` has the higher reward (ties count half), and
+        `margin`, their r_chosen − r_rejected, both as means over prompts with their intervals; `length_correlation`
+        (Pearson's r) of rewards and lengths, None if either does not vary; and the numbers of pairs and prompts.
     """
     import numpy as np
 
@@ -58,7 +59,8 @@ def pair_accuracy(preferences: Mapping[str, Any]) -> CheckResult:
     """Lower end of the 95% interval of the reward model's accuracy on held-out preferences."""
     accuracy, margin = preferences["accuracy"], preferences["margin"]
     low, high = accuracy["ci95"]
-    shown = f"{accuracy['value']:.1%} ({low:.1%} to {high:.1%}) of {preferences['pairs']} held-out pairs"
+    of_pairs = f"of the held-out pairs of a prompt, on average over {counted(preferences['prompts'], 'prompt')}"
+    shown = f"{accuracy['value']:.1%} ({low:.1%} to {high:.1%}) {of_pairs}"
     chance = "no better than chance" if low <= 0.5 else "hardly better than chance"
     return CheckResult(
         low,

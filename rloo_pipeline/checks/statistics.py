@@ -93,7 +93,8 @@ def reaches(values: Array, least: float) -> NDArray[np.bool_]:
 
 
 def two_values(*values: Array) -> tuple[float, float] | None:
-    """The two values that scores have, lower first; None if they have fewer or more. NaN does not count.
+    """The two values that scores have, lower first; None if they have fewer or more. NaN does not count. Values that
+    differ only by rounding are one.
 
     Fewer than `FEWEST` scores, such as two lengths, do not show that there are no others, unless they are 0 and 1.
     """
@@ -101,8 +102,8 @@ def two_values(*values: Array) -> tuple[float, float] | None:
     found = np.unique(scored)
     if len(scored) < FEWEST and {*found} != {0.0, 1.0}:
         return None
-    apart = len(found) == 2 and np.ptp(found) > ROUNDING * np.abs(found).max()
-    return (float(found[0]), float(found[1])) if apart else None
+    found = found[np.diff(found, prepend=-np.inf) > ROUNDING * np.abs(found).max(initial=0.0)]
+    return (float(found[0]), float(found[1])) if len(found) == 2 else None
 
 
 def estimate_share(values: Array, samples: int) -> Estimate:
@@ -110,8 +111,9 @@ def estimate_share(values: Array, samples: int) -> Estimate:
 
     With one sample per prompt it is the interval of Clopper and Pearson, so 0 of 200 has [0, 1.8%]. With several, the
     effective number of independent answers is p(1−p) over the variance of the mean, at least one per prompt and at most
-    all samples. It is corrected for the degrees of freedom of the variance, the smaller of the effective numbers of
-    prompts (Kish 1965) that the right answers and the wrong answers come from.
+    all samples; if all prompts have the same share, one per prompt. It is corrected for the degrees of freedom of the
+    variance, the smaller of the effective numbers of prompts (Kish 1965) that the right answers and the wrong answers
+    come from.
 
     Args:
         values: share of right samples of each prompt, [prompts], in [0, 1].
@@ -121,12 +123,11 @@ def estimate_share(values: Array, samples: int) -> Estimate:
 
     prompts, mean = len(values), float(values.mean())
     effective = float(prompts)
-    if samples > 1 and 0 < mean < 1:
+    if samples > 1 and np.ptp(values) > ROUNDING:
         freedom = max(1, min(effective_count(values), effective_count(1 - values), prompts - 1))
-        variance = float(values.var(ddof=1)) / prompts if prompts > 1 else 0.0
+        variance = float(values.var(ddof=1)) / prompts
         correction = float(stdtrit(prompts * samples - 1, TAIL) / stdtrit(freedom, TAIL)) ** 2
-        if variance > 0:
-            effective = min(max(mean * (1 - mean) * correction / variance, effective), prompts * samples)
+        effective = min(max(mean * (1 - mean) * correction / variance, effective), prompts * samples)
     return Estimate(mean, share_interval(mean, effective))
 
 
@@ -228,6 +229,8 @@ def gain(
         if samples is None
         else share_difference(differences, samples, width)
     )
+    if abs(value) <= ROUNDING * np.abs(differences).max():
+        value = 0.0
     p = sign_flip_p(differences, resamples, seed)
     if interval is not None and p > 1 - LEVEL:
         interval = min(interval[0], 0.0), max(interval[1], 0.0)

@@ -5,7 +5,8 @@ from rewards alone, without KL and teacher, and are compared over all completion
 
 Rankings are compared within each prompt's completions, by Kendall's tau-b over the completions that both rewards
 score. A group in which all values of either reward are equal has no ranking and is left out. A group is informative if
-at least two of its rewards differ; RLOO learns only from such groups.
+at least two of its rewards differ; RLOO learns only from such groups. As in updates, rewards that differ only by the
+rounding of a weighted sum are equal.
 """
 
 from collections.abc import Sequence
@@ -15,8 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import torch
 from torch import Tensor
 
+from rloo_pipeline.algorithm.nan_stats import merged
 from rloo_pipeline.artifacts import round_tables, tables
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.artifacts.policy import Policy, measured_reward_model
@@ -156,7 +159,7 @@ def change(
         old_advantages: advantages from the old rewards, [prompts, samples].
         new_advantages: advantages from the new rewards, [prompts, samples].
     """
-    before, after = np.asarray(old, dtype=float), np.asarray(new, dtype=float)
+    before, after = (merged(torch.tensor(values, dtype=torch.float64)).numpy() for values in (old, new))
     ranked = [tau for tau in map(_kendall, before, after) if tau is not None]
     first, second = (np.asarray(values, dtype=float).ravel() for values in (old_advantages, new_advantages))
     return Change(

@@ -97,7 +97,9 @@ def compare_arms(values: Array, others: Array, resamples: int, seed: int) -> Com
     improvement = _improvement(values.mean(axis=1), others.mean(axis=1))
     if len(values) < FEWEST:
         return Comparison(value, None, None, improvement, None)
-    by_seed = sign_flip_p(differences.mean(axis=1), resamples, seed)
+    of_seeds = differences.mean(axis=1)
+    of_seeds[np.abs(of_seeds) <= ROUNDING] = 0.0  # all of them may have the same rounding
+    by_seed = sign_flip_p(of_seeds, resamples, seed)
     p = max(_p_of_margin(value, _variance(differences)), by_seed, smallest_p(len(values)))
     return Comparison(value, _difference_ci95(differences), p, improvement, chance_ci95(improvement, len(values)))
 

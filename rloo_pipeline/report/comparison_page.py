@@ -47,7 +47,7 @@ def headline(comparison: JSON) -> str:
             f"some have {' or '.join(reasons)}."
         )
     best = max((row["final"] for row in rows), key=lambda final: final["accuracy"])
-    names = [row["run"] for row in rows if row["final"]["accuracy"] == best["accuracy"]]
+    names = [row["run"] for row in rows if math.isclose(row["final"]["accuracy"], best["accuracy"])]
     accuracy, problems = frame.percent(best["accuracy"]), frame.format_number(best["prompts"])
     beyond = [row for row in others if row["difference"]["p_holm"] <= ALPHA]
     within = [row for row in others if row not in beyond]

@@ -220,7 +220,8 @@ def win_rate(before: Array, after: Array) -> Estimate | None:
     Returns:
         The rate, or None if no prompt has scores of both.
     """
-    differences = after[:, :, None] - before[:, None, :]
+    pairs = after[:, :, None], before[:, None, :]
+    differences = np.where(np.isclose(*pairs, rtol=statistics.ROUNDING, atol=0.0), 0.0, np.subtract(*pairs))
     wins = np.where(np.isnan(differences), np.nan, (np.sign(differences) + 1) / 2)
     return _over_prompts(wins.reshape(len(wins), -1))
 

@@ -22,7 +22,7 @@ from rloo_pipeline.checks import pair_checks
 from rloo_pipeline.config import Config, RewardModel, Source, Update
 from rloo_pipeline.data.preferences import Preference, preferences, question
 from rloo_pipeline.data.rows import read_rows
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, counted
 from rloo_pipeline.runtime import reproducible
 from rloo_pipeline.runtime.progress import counting, say
 from rloo_pipeline.seeds import derive
@@ -84,7 +84,8 @@ def reward_model(config: Config, assets: Path, prompts: Path, model: Path, outpu
         write_json(output, {**about, **measured})
         say(
             f"reward model: {steps} steps on {len(trained.margins)} pairs, loss from {losses[0]:.3f} to {last:.3f}; "
-            f"it prefers the chosen one in {measured['accuracy']['value']:.1%} of {measured['pairs']} held-out pairs"
+            f"it prefers the chosen one in {measured['accuracy']['value']:.1%} of the held-out pairs of a prompt, on "
+            f"average over {counted(measured['prompts'], 'prompt')}"
         )
     engine.close()
 

@@ -69,5 +69,10 @@ class ExpertLoad:
         shares = [total / total.sum() for counts in self.counts if (total := sum_over_ranks(counts)).sum() > 0]
         if not shares:
             return {}
-        entropies = [float(-(share * share.clamp(min=1e-30).log()).sum()) / log(max(2, len(share))) for share in shares]
-        return {"experts/largest_share": max(float(share.max()) for share in shares), "experts/entropy": min(entropies)}
+        worst = min(shares, key=_entropy)
+        return {"experts/largest_share": float(worst.max()), "experts/entropy": _entropy(worst)}
+
+
+def _entropy(share: Tensor) -> float:
+    """The entropy of a layer, given the share of each expert."""
+    return float(-(share * share.clamp(min=1e-30).log()).sum()) / log(max(2, len(share)))

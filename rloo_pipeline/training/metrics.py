@@ -112,7 +112,7 @@ def update_metrics(batch: Batch, record: Record, algorithm: Algorithm, ratio_is_
         "shaped_reward": _value(batch.rewards.nanmean()),
         "beta": batch.beta,
         "entropy": _ratio(record.entropy.sum(), tokens.sum()),
-        "ratio/mean": _ratio((record.ratio * record.trained).sum(), record.trained.sum()) if ratio_is_known else None,
+        "ratio/mean": _ratio((record.ratio * actions).sum(), actions.sum()) if ratio_is_known else None,
         "clip_ratio/low_mean": _ratio((record.low * actions).sum(), actions.sum()),
         "clip_ratio/high_mean": _ratio((record.high * actions).sum(), actions.sum()),
         "clip_ratio/region_mean": _ratio(((record.low + record.high) * actions).sum(), actions.sum()),

@@ -164,6 +164,12 @@ def test_changes_by_hand() -> None:
     assert twice.sign_changes == pytest.approx(changes.sign_changes)
 
 
+def test_rewards_that_differ_by_the_rounding_of_their_sum_rank_no_group() -> None:
+    advantages = [[0.0, 0.0, 0.0]]
+    changes = change([[0.1 + 0.2, 0.3, NAN]], [[1.0, 0.0, 1.0]], advantages, advantages)
+    assert (changes.ranked_groups, changes.kendall, changes.informative) == (0, None, (0.0, 1.0))
+
+
 def test_all_rounds_weigh_each_scored_completion_equally(run, reward_file, tmp_path) -> None:
     overall = rescored(run, tmp_path / "out", function=f"{reward_file}:length")
     scored = []

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from rloo_pipeline.checks.pair_checks import measures
+from rloo_pipeline.checks.pair_checks import measures, pair_accuracy
 from rloo_pipeline.report.summary import judged_rate, win_rate
 
 NAN = float("nan")
@@ -26,6 +26,15 @@ def test_accuracy_margin_and_length_are_those_of_a_loop_over_prompts() -> None:
     assert found["length_correlation"] == pytest.approx(np.corrcoef(rewards, tokens)[0, 1])
 
 
+def test_each_prompt_counts_the_same_however_many_pairs_it_has() -> None:
+    rejected = np.array([0.0] * 9 + [3.0])
+    found = measures(np.ones(10), rejected, ["a"] * 9 + ["b"], np.ones((10, 2)), seed=1)
+    assert (found["accuracy"]["value"], found["margin"]["value"]) == (0.5, (1.0 - 2.0) / 2)
+    shown = pair_accuracy(found).shown
+    assert shown.startswith("50.0% (")
+    assert "of the held-out pairs of a prompt, on average over 2 prompts" in shown
+
+
 def test_the_interval_of_rewards_that_know_nothing_begins_below_chance() -> None:
     draw = np.random.default_rng(1)
     found = measures(draw.normal(size=200), draw.normal(size=200), [str(n) for n in range(200)], np.ones((200, 2)), 0)
@@ -42,6 +51,7 @@ def test_the_win_rate_counts_every_pair_of_scored_completions_and_ties_half() ->
     assert 0 <= rate.ci95[0] < rate.value < rate.ci95[1] <= 1
     assert win_rate(before[2:3], after[2:3]) is None
     assert win_rate(before, before).value == 0.5
+    assert win_rate(np.array([[0.3 + 0.2 + 0.1]]), np.array([[0.1 + 0.2 + 0.3]])).value == 0.5, "sums that are equal"
 
 
 @pytest.mark.parametrize(("prompts", "samples", "shift"), [(10, 4, 2.9), (50, 1, 1.8)])

@@ -5,7 +5,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 from scipy.special import betaln
-from scipy.stats import binomtest, ttest_rel
+from scipy.stats import beta, binomtest, ttest_rel
 
 from rloo_pipeline.checks.statistics import (
     estimate_mean,
@@ -48,6 +48,14 @@ def test_zero_right_answers_have_the_interval_of_a_share() -> None:
 def test_with_one_sample_a_prompt_the_interval_is_that_of_clopper_and_pearson(prompts: int, right: int) -> None:
     expected = binomtest(right, prompts).proportion_ci()
     assert estimate_share(np.arange(prompts) < right, 1).ci95 == pytest.approx((expected.low, expected.high))
+
+
+@pytest.mark.parametrize("samples", [3, 10])
+def test_prompts_of_equal_shares_count_as_one_answer_each_whatever_their_mean_rounds_to(samples: int) -> None:
+    for prompts, right in product(range(1, 30), range(1, samples)):
+        n, p = prompts, right / samples
+        expected = beta.ppf(0.025, n * p, n * (1 - p) + 1), beta.ppf(0.975, n * p + 1, n * (1 - p))
+        assert estimate_share(np.full(prompts, p), samples).ci95 == pytest.approx(expected), (prompts, right)
 
 
 DRAWS, MIN_COVERAGE = 400, 0.915
@@ -226,6 +234,8 @@ def test_scores_with_two_values_are_shares_and_others_means() -> None:
     assert estimate_scores(third, 100, 1) == estimate_mean(np.array([0.5, 0.75, 0.5, 0.0]), 100, 1)
     assert estimate_scores(scores * 0, 100, 1) == (0.0, None), "equal scores say nothing about the spread"
     assert estimate_scores(scores * np.nan, 100, 1) is None
+    sums, expected = np.array([0.1 + 0.2, *[0.3] * 3, *[0.0] * 46]), binomtest(4, 50).proportion_ci()
+    assert estimate_scores(sums[:, None], 100, 1).ci95 == pytest.approx((0.3 * expected.low, 0.3 * expected.high))
 
 
 def test_sums_in_another_order_do_not_differ() -> None:
@@ -235,6 +245,13 @@ def test_sums_in_another_order_do_not_differ() -> None:
     paired = gain(before.mean(axis=1), after.mean(axis=1), 100, 1)
     assert (paired.value, paired.p, paired.ci95) == (0.0, 1.0, None)
     assert estimate_mean(np.array([0.1 + 0.2, 0.3] * 5), 100, 1).ci95 is None
+
+
+@pytest.mark.parametrize("samples", [3, None])
+def test_differences_that_cancel_have_a_mean_of_0(samples: int | None) -> None:
+    before, after = np.array([1, 2, 3, 1, 0, 2]) / 3, np.array([2, 1, 1, 2, 1, 2]) / 3
+    assert (after - before).mean() != 0
+    assert gain(before, after, 100, 1, samples)[::2] == (0.0, 1.0)
 
 
 def test_holm_multiplies_the_smallest_by_all_and_each_further_one_by_one_less() -> None:

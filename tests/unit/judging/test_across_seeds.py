@@ -93,6 +93,14 @@ def test_numbers_by_hand() -> None:
     assert ttest_1samp((values - others).ravel(), 0).pvalue < compared.p
 
 
+def test_arms_that_differ_by_the_rounding_of_their_sums_are_equal() -> None:
+    """In each seed one of three problems wins 2/3, and the others lose 1/3 each; the sums are 1e-16, never 0."""
+    changes = np.array([np.roll([2, -1, -1], seed) for seed in range(18)]) / 3
+    values, others = 1 / 3 + np.maximum(changes, 0), 1 / 3 + np.maximum(-changes, 0)
+    assert (values - others).mean() != 0
+    assert compare_arms(values, others, 100, 0).p == 1.0
+
+
 def test_p_is_that_of_students_t_where_signs_say_more() -> None:
     """Ten seeds with one far away: the sign-flip test counts 2 of 1024 patterns, Student's t does not."""
     levels = np.array([0.01] * 9 + [0.5])

@@ -17,6 +17,7 @@ TOKENS = TokenFacts(PROMPTS, 0, 0, PROMPTS, PROMPTS, "<|assistant|>", 0, 2, (2,)
 
 PREFERENCES = {
     "pairs": 200,
+    "prompts": 150,
     "accuracy": {"value": 0.8, "ci95": [0.74, 0.85]},
     "margin": {"value": 1.5, "ci95": [1.2, 1.8]},
     "length_correlation": -0.1,

@@ -100,8 +100,8 @@ def test_the_headline_names_differences_beyond_sampling_and_claims_nothing_about
 
 def test_runs_that_are_equally_good_end_best_together(folders, tmp_path) -> None:
     _, content = page_of(folders, tmp_path)
-    for row in content["runs"][:2]:
-        row["final"] = row["final"] | {"accuracy": 0.9}
+    for row, accuracy in zip(content["runs"], (0.9, 0.6 + 0.3), strict=False):  # means that are rounded differently
+        row["final"] = row["final"] | {"accuracy": accuracy}
     assert "Of 3 runs, demo-rloo and demo-grpo end best: 90.0% of the answers" in comparison_page.headline(content)
 
 

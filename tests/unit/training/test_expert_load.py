@@ -31,11 +31,12 @@ def test_every_layer_with_experts_is_counted(kind) -> None:
 
 def test_the_metrics_are_those_of_the_worst_layer_over_all_ranks() -> None:
     load = ExpertLoad(small.build(config("mixtral", PACKED["mixtral"]), False, "eager"))
-    load.counts[0] += torch.tensor([1, 1, 1, 1])
-    load.counts[1] += torch.tensor([6, 2, 0, 0])
+    load.counts[0] += torch.tensor([10, 2, 2, 2])
+    load.counts[1] += torch.tensor([9, 7, 0, 0])
     metrics = load.metrics(lambda counts: 2 * counts)
-    assert metrics["experts/largest_share"] == 0.75
-    assert metrics["experts/entropy"] == pytest.approx(-(0.75 * log(0.75) + 0.25 * log(0.25)) / log(4))
+    p = 9 / 16
+    assert metrics["experts/largest_share"] == p, "a share of 10/16 is of the layer with the higher entropy"
+    assert metrics["experts/entropy"] == pytest.approx(-(p * log(p) + (1 - p) * log(1 - p)) / log(4))
 
 
 def test_another_model_has_none() -> None:
