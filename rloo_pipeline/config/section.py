@@ -15,7 +15,7 @@ JSON = dict[str, Any]
 OR_ONE = BeforeValidator(lambda values: [values] if isinstance(values, str) else values)
 """A list of strings may also be a single string, as in transformers."""
 LARGEST: Mapping[type, float] = {int: 2**63 - 1, float: 3.4e38}
-"""Largest numbers that tensors hold: those of int64 and float32."""
+"""Largest numbers that tensors hold: those of int64 and float32. Seeds may be larger: they are only hashed."""
 S = TypeVar("S", bound="Section")
 
 
@@ -71,7 +71,9 @@ class Section(pydantic.BaseModel):
 
     @pydantic.field_validator("*", mode="wrap")
     @classmethod
-    def _refuse_other_numbers(cls, value: Any, check: pydantic.ValidatorFunctionWrapHandler) -> Any:
+    def _refuse_other_numbers(
+        cls, value: Any, check: pydantic.ValidatorFunctionWrapHandler, info: pydantic.ValidationInfo
+    ) -> Any:
         checked = check(value)
         both = isinstance(value, list) and isinstance(checked, list | tuple)
         pairs: list[tuple[Any, Any]] = [*zip(value, checked, strict=False)] if both else [(value, checked)]
@@ -79,7 +81,7 @@ class Section(pydantic.BaseModel):
             raise PydanticCustomError("boolean", "must be a number, and YAML reads yes, no, on and off as booleans")
         for _, taken in pairs:
             largest = LARGEST.get(type(taken))
-            if largest is not None and abs(taken) > largest:
+            if largest is not None and abs(taken) > largest and info.field_name not in ("seed", "seeds"):
                 raise PydanticCustomError("large", f"must be from -{largest:g} to {largest:g}")
         return checked
 
