@@ -199,8 +199,8 @@ def undefined(text: str) -> set[str]:
 
 
 def missing_files(text: str) -> set[str]:
-    """Relative paths of data files in a Python file, at which there is no file, so that `_Filled` left them. Parts of
-    paths do not count, nor arguments of the file's own functions, which may add a folder, nor files to write.
+    """The data files that a Python file names by a relative path and that do not exist. Parts of paths do not count,
+    nor arguments of the file's own functions, which may add a folder, nor files to write.
     """
     tree, found = ast.parse(text), set[str]()
     joining = {"join", "joinpath", *(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))}
