@@ -25,8 +25,8 @@ from urllib.request import ProxyHandler, build_opener
 
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.user_code import contract
+from rloo_pipeline.user_code.process import OF_THIS_PYTHON
 from rloo_pipeline.user_code.worker import die_with
-from rloo_pipeline.user_code.worker_process import OF_THIS_PYTHON
 
 START_SECONDS = 300.0
 """Time limit for the start of a server."""

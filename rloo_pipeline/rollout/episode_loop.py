@@ -28,7 +28,7 @@ from rloo_pipeline.rollout.requests import Completion, Request
 from rloo_pipeline.rollout.tool_calls import MALFORMED, TOO_MANY, CallReader
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import derive
-from rloo_pipeline.user_code.connection import Answer
+from rloo_pipeline.user_code.episode_process import Answer
 from rloo_pipeline.user_code.pool import EnvironmentPool
 
 UNREADABLE = "call"

@@ -12,7 +12,7 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import gpu_claims
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.user_code.confinement import Confinement
-from rloo_pipeline.user_code.connection import Answer
+from rloo_pipeline.user_code.episode_process import Answer
 from rloo_pipeline.user_code.pool import EnvironmentPool
 
 OWN = ("prompt_id", "prompt_ids", OBSERVATION)

@@ -20,9 +20,10 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime.installation import PACKAGE
 from rloo_pipeline.transformers_internals import optional_parts
 from rloo_pipeline.user_code import fork_server
+from rloo_pipeline.user_code.orphans import MARK
+from rloo_pipeline.user_code.process import BOOT, ENVIRONMENT, OF_THIS_PYTHON, THREADS, environment_with, python_command
 from rloo_pipeline.user_code.sandbox import command_line, sandbox
 from rloo_pipeline.user_code.sandbox.command_line import SandboxLimits
-from rloo_pipeline.user_code.worker_process import BOOT, ENVIRONMENT, MARK, OF_THIS_PYTHON, THREADS
 
 BOOT_IN_IMAGE = BOOT.replace("sys.path[:] =", "sys.path[:] = [path for path in sys.path if path] +")
 """Like BOOT, but the packages of the image's own Python stay on the path, and come first."""
@@ -94,8 +95,7 @@ def command(confinement: Confinement, references: Sequence[str], file: int, work
     if confinement.python:
         return _with_python(Path(confinement.python).absolute(), file, variables)
     if not confinement.has_own_files:
-        argv = [sys.executable, "-c", BOOT.format(fork_server.__name__, [file]), *sys.path]
-        return ForkServerCommand(argv, os.environ | variables | {MARK: str(os.getpid())})
+        return ForkServerCommand(python_command(fork_server.__name__, file), environment_with(1) | variables)
     own = {str(PACKAGE), *read_only_paths(confinement), *_sources(references, with_modules=not confinement.image)}
     if copies := frozen_functions.in_use().folder:
         own.add(copies)

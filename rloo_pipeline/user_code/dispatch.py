@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import chain
-from multiprocessing.connection import wait
 from threading import Thread
 from types import MappingProxyType
 from typing import Any, Self, TypeVar
@@ -19,16 +18,10 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime.progress import counting
 from rloo_pipeline.user_code.job import ScoringJob
 from rloo_pipeline.user_code.messages import Broken, Done, Failed, Ready
+from rloo_pipeline.user_code.orphans import adopt_orphans, end_orphans, reap_orphans
+from rloo_pipeline.user_code.process import EXIT_SECONDS, wait_for
 from rloo_pipeline.user_code.score_batch import FunctionScores, RewardBatch
-from rloo_pipeline.user_code.worker_process import (
-    EXIT_SECONDS,
-    REST_SECONDS,
-    WorkerProcess,
-    adopt_orphans,
-    describe_exit,
-    end_orphans,
-    reap_orphans,
-)
+from rloo_pipeline.user_code.worker_process import REST_SECONDS, WorkerProcess
 
 T = TypeVar("T")
 IMPORT_SECONDS = 600.0
@@ -72,14 +65,13 @@ class WorkerPools:
             for reward, other in zip(self.rewards, self.elsewhere, strict=True)
         ]
         """The workers of each function."""
-        several = (place for place, reward in enumerate(self.rewards) if reward.most_processes(limit) > 1)
-        main = next((place for place in several if self.started[place]), None)
-        if main is not None:
-            wanted = 1 + max(0, (self.limit - len(self.rewards)) // self.rewards[main].threads)
-            missing = wanted - len(self.started[main])
-            self.started[main] += [WorkerProcess(self.rewards[main]) for _ in range(missing)]
-        self.workers: dict[ScoringJob, list[WorkerProcess]] = {}
-        """The workers of each unfinished job."""
+        for reward, workers in zip(self.rewards, self.started, strict=True):
+            if workers and reward.most_processes(limit) > 1:  # the first such function gets the cores that are left
+                wanted = 1 + max(0, (limit - len(self.rewards)) // reward.threads)
+                workers += [WorkerProcess(reward) for _ in range(wanted - len(workers))]
+                break
+        self.jobs: list[ScoringJob] = []
+        """The unfinished ones."""
 
     def __enter__(self) -> Self:
         return self
@@ -159,109 +151,101 @@ class WorkerPools:
         """
         with counting("scores", len(places) * len(batch.completions)) as counter:
             offered = batch.arguments()
-            jobs = [ScoringJob(self.rewards[place], offered, samples, constants, counter.advance) for place in places]
-            self.workers = dict(zip(jobs, [self.started[place] for place in places], strict=True))
-            for job, workers in self.workers.items():
-                for worker in workers:
+            jobs = [
+                ScoringJob(self.rewards[place], offered, samples, constants, self.started[place]) for place in places
+            ]
+            for job in jobs:
+                for worker in job.workers:
                     if worker.signature is not None:
                         job.check_signature(worker.signature)
-            while self._step(more):
+            self.jobs = list(jobs)
+            while self.jobs:
+                if done := self._step(more):
+                    counter.advance(done)
                 if beside.done():
                     beside.result()
         reap_orphans(self.others | {worker.process.pid for worker in chain(*self.started)})
         return {place: job.results for place, job in zip(places, jobs, strict=True)}
 
-    def _step(self, more: bool) -> bool:
-        """Assigns calls, waits for messages and handles them. Returns False once every job is finished."""
-        self._assign(more)
-        pairs = [(job, worker) for job, workers in self.workers.items() for worker in workers]
-        if not pairs:
-            return False
-        soonest = min(worker.next_end() for _, worker in pairs) - time.monotonic()
-        wait([worker.file for _, worker in pairs], max(0.0, min(POLL_SECONDS, soonest)))
-        for job, worker in pairs:
-            self._handle_messages(job, worker)
-        return True
+    def _step(self, more: bool) -> int:
+        """Assigns calls, waits for messages and handles them. Returns the number of rows that are done."""
+        for job in list(self.jobs):
+            self._assign(job, more)
+        pairs = [(job, worker) for job in self.jobs for worker in job.workers]
+        wait_for([worker for _, worker in pairs], POLL_SECONDS if pairs else 0.0)
+        return sum(self._handle_messages(job, worker) for job, worker in pairs)
 
-    def _assign(self, more: bool) -> None:
-        for job in list(self.workers):
-            workers = self.workers[job]
-            for worker in workers:
-                if job.waiting and worker.idle and (job.asynchronous or self._has_capacity(job)):
-                    worker.assign(job.take(job.reward.most_processes(self.limit)))
-            if self._needs_worker(job, workers):
-                workers.append(WorkerProcess(job.reward))
-            if not job.waiting and not job.under_way:
-                del self.workers[job]
-                for worker in () if more else workers:
-                    if self.kept is not None and worker.idle and job.reward.is_model:
-                        worker.rest()
-                    else:
-                        worker.dismiss()
+    def _assign(self, job: ScoringJob, more: bool) -> None:
+        for worker in job.workers:
+            if job.waiting and worker.idle and (job.asynchronous or self._has_capacity(job)):
+                worker.assign(job.take(job.reward.most_processes(self.limit)))
+        if self._needs_worker(job):
+            job.workers.append(WorkerProcess(job.reward))
+        if not job.waiting and not job.under_way:
+            self.jobs.remove(job)
+            for worker in () if more else job.workers:
+                if self.kept is not None and worker.idle and job.reward.is_model:
+                    worker.rest()
+                else:
+                    worker.dismiss()
 
-    def _needs_worker(self, job: ScoringJob, workers: list[WorkerProcess]) -> bool:
-        if not workers:
+    def _needs_worker(self, job: ScoringJob) -> bool:
+        if not job.workers:
             return bool(job.waiting)
-        without_calls = sum(not worker.calls for worker in workers)
+        without_calls = sum(not worker.calls for worker in job.workers)
         if job.asynchronous or len(job.waiting) <= without_calls:
             return False
-        return self._has_capacity(job) and len(workers) < job.reward.most_processes(self.limit)
+        return self._has_capacity(job) and len(job.workers) < job.reward.most_processes(self.limit)
 
     def _has_capacity(self, job: ScoringJob) -> bool:
         """True if one more process of this function may compute. A process that is still starting counts as busy."""
         busy = sum(
             other.reward.threads
-            for other, workers in self.workers.items()
-            for worker in workers
+            for other in self.jobs
+            for worker in other.workers
             if worker.signature is None or (worker.calls and not other.asynchronous)
         )
         return not busy or busy + job.reward.threads <= self.limit
 
-    def _handle_messages(self, job: ScoringJob, worker: WorkerProcess) -> None:
-        messages = worker.messages()
-        for message in messages or ():
-            if isinstance(message, Ready):
+    def _handle_messages(self, job: ScoringJob, worker: WorkerProcess) -> int:
+        """Handles a worker's messages, or its end. Returns the number of rows that are done."""
+        done = 0
+        for message in worker.messages():
+            if isinstance(message, Done):
+                done += job.record(message)
+            elif isinstance(message, Failed):
+                done += job.record_failure(message)
+            elif isinstance(message, Ready):
                 job.check_signature(message.signature)
             elif isinstance(message, Broken):
                 raise UserError(f"{job.label} cannot be loaded: {message.message}")
-            elif isinstance(message, Done):
-                job.record(message)
-            elif isinstance(message, Failed):
-                job.record_failure(message)
-        if messages is None:
-            cause = worker.fault or describe_exit(worker.kill())
-            if worker.signature is None:
-                raise UserError(f"{job.label} {cause} while it was imported; import it in Python to see why")
-            self._remove(job, worker, cause)
-        elif worker.signature is None and time.monotonic() - worker.since > IMPORT_SECONDS:
+        late = worker.next_end() < time.monotonic()
+        if worker.signature is None and worker.lost:
+            raise UserError(f"{job.label} {worker.lost} while it was imported; import it in Python to see why")
+        if worker.signature is None and time.monotonic() - worker.since > IMPORT_SECONDS:
             raise UserError(
                 f"{job.label} was not imported within {IMPORT_SECONDS / 60:g} minutes; import it in Python to see why"
             )
-        elif worker.next_end() < time.monotonic():
-            self._remove(job, worker, None)
+        return done + (self._remove(job, worker) if worker.lost or late else 0)
 
-    def _remove(self, job: ScoringJob, worker: WorkerProcess, cause: str | None) -> None:
-        """Kills a worker, fails the call in progress, and requeues its other calls.
+    def _remove(self, job: ScoringJob, worker: WorkerProcess) -> int:
+        """Kills a worker that is lost or late, fails the call in progress, and requeues its other calls. Returns the
+        number of rows that are done.
 
         If it is unknown which call is at fault, all are retried one by one: when several async calls were in progress,
         or when the function corrupted the connection so that no more results arrived.
-
-        Args:
-            job: the worker's job.
-            worker: a worker that is dead or past its deadline.
-            cause: how it died; None if its call is late.
         """
         worker.kill()
-        self.workers[job].remove(worker)
+        job.workers.remove(worker)
         begun = {} if worker.disturbed else worker.began()
-        if worker.disturbed or cause is None or not worker.answered:  # otherwise it died between two calls
+        if worker.disturbed or not worker.lost or not worker.answered:  # otherwise it died between two calls
             begun = begun or dict.fromkeys(worker.calls, worker.since)
         job.put_back([number for number in worker.calls if number not in begun], alone=False)
-        if len(begun) == 1:
-            [(guilty, began)] = begun.items()
-            job.record_failure(Failed(guilty, time.monotonic() - began, raised=cause, late=cause is None))
-        else:
+        if len(begun) != 1:
             job.put_back(list(begun), alone=True)
+            return 0
+        [(guilty, began)] = begun.items()
+        return job.record_failure(Failed(guilty, time.monotonic() - began, raised=worker.lost, late=not worker.lost))
 
 
 def _in_thread(call: Callable[[], T]) -> Future[T]:

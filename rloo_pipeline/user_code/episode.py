@@ -13,7 +13,8 @@ import json
 import random
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from rloo_pipeline import seeds
@@ -165,17 +166,13 @@ class Episode(CallerOfUserCode):
         """Calls tools in order; async tools run concurrently."""
         together: dict[int, Any] = {}
         for place, (name, arguments) in enumerate(calls):
-            try:
+            with _errors_sent(place, send):
                 if name not in self.tools:
                     raise ValueError(f"Tool {name} not found.")
                 if inspect.iscoroutinefunction(self.tools[name]):
                     together[place] = self.tools[name](**arguments)
                 else:
                     send(ToolText(place, answer_text(self._run(self.tools[name], **arguments)), False))
-            except UserError:
-                raise
-            except (Exception, asyncio.CancelledError) as error:
-                send(ToolText(place, error_text(str(error)), True))
         if together:
             self._run(self._answer_together, together, send)
         return RequestDone()
@@ -185,14 +182,10 @@ class Episode(CallerOfUserCode):
 
     async def _answer(self, place: int, call: Any, send: Callable[[ToolText], None]) -> None:
         """Sends the answer of an async call as soon as it is ready, so that a slower call cannot lose it."""
-        try:
+        with _errors_sent(place, send):
             with only_in(self.pid):
                 answer = ToolText(place, answer_text(await call), False)
-        except UserError:
-            raise
-        except (Exception, asyncio.CancelledError) as error:
-            answer = ToolText(place, error_text(str(error)), True)
-        send(answer)
+            send(answer)
 
     def finish(self, completion: list[dict[str, Any]]) -> RequestDone:
         """Returns the environment's state, and its reward if it gives one."""
@@ -224,6 +217,17 @@ class Episode(CallerOfUserCode):
             raise error
         traceback.print_exception(error)
         return RequestDone(lost=f"{method} of '{self.reference}' {self.raised(error)}")
+
+
+@contextmanager
+def _errors_sent(place: int, send: Callable[[ToolText], None]) -> Iterator[None]:
+    """Sends an exception as the answer to a call, unless the environment violates the contract."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (Exception, asyncio.CancelledError) as error:
+        send(ToolText(place, error_text(str(error)), True))
 
 
 def seed_generators(seed: int) -> None:

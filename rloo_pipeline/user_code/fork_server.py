@@ -1,10 +1,8 @@
 """The fork server: imports environments and tools once, forks a process for each episode, and kills these processes.
 
-`fork_server_process.ForkServerProcess` starts it with one end of a socket that preserves message boundaries
-(SOCK_SEQPACKET). It receives pickles: first a ForkServerStart, then (`open`, number), with the socket of the episode,
-and (`kill`, number). It sends JSON: `ready`, `broken` with a message, and `ended` with a number and an exit code. A
-fork takes milliseconds, so each episode gets a fresh process with everything imported, and no episode can affect
-another through it.
+`fork_server_process.ForkServerProcess` starts it with one end of a socket. It receives a ForkServerStart, then Fork,
+with the socket of the episode, and Kill. It sends Imported or Broken, then Ended. A fork takes milliseconds, so each
+episode gets a fresh process with everything imported, and no episode can affect another through it.
 
 In a sandbox or an image (`confinement.py`), its Python or packages differ from its parent's, so it imports only the
 standard library and modules of this package that do the same.
@@ -12,12 +10,9 @@ standard library and modules of this package that do the same.
 
 import ctypes
 import gc
-import json
 import os
-import pickle
 import resource
 import signal
-import socket
 from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -28,12 +23,14 @@ from rloo_pipeline.runtime import process_end
 from rloo_pipeline.user_code import contract
 from rloo_pipeline.user_code.contract import EnvironmentCode
 from rloo_pipeline.user_code.episode import serve
+from rloo_pipeline.user_code.messages import Broken, ParentConnection
+from rloo_pipeline.user_code.orphans import adopt_orphans, end_orphans, reap_group
 from rloo_pipeline.user_code.sandbox.inside import limits
 from rloo_pipeline.user_code.worker import PR_SET_PDEATHSIG, die_with
-from rloo_pipeline.user_code.worker_process import adopt_orphans, end_orphans, reap_group
 
-PACKET_BYTES = 1 << 16
 PR_SET_DUMPABLE = 4
+BROKEN_CHARACTERS = 1 << 13
+"""Maximum length of the reason why something cannot be imported."""
 RESERVE = 16
 """Number of processes in a sandbox that are reserved, so that the server can still fork when episodes use all
 others.
@@ -53,15 +50,37 @@ class ForkServerStart(NamedTuple):
     """Paths that the process must be able to read."""
 
 
+class Fork(NamedTuple):
+    """Request: fork a process. The end of its socket comes with the request."""
+
+    number: int
+
+
+class Kill(NamedTuple):
+    """Request: kill a process, if it has not ended."""
+
+    number: int
+
+
+class Imported(NamedTuple):
+    """Message: the environments and tools are imported."""
+
+
+class Ended(NamedTuple):
+    """Message: a process has ended."""
+
+    number: int
+    code: int
+
+
 def main(file: int) -> None:
     """Runs the fork server until the pool closes its end of the socket.
 
     Args:
         file: file descriptor of this end of the socket.
     """
-    os.set_inheritable(file, False)
-    control = socket.socket(fileno=file)
-    start: ForkServerStart = pickle.loads(control.recv(PACKET_BYTES))
+    pool = ParentConnection(file)
+    start: ForkServerStart = pool.receive()
     if start.limits is not None:
         limits.apply(start.limits)
         limits.begin()
@@ -77,16 +96,16 @@ def main(file: int) -> None:
         with suppress(ImportError):  # an image may lack NumPy
             import numpy  # noqa: F401  # so that episodes seed it even if a tool imports it late
     except (UserError, ValueError, TypeError) as error:
-        control.send(json.dumps(["broken", str(error)[: PACKET_BYTES // 8]]).encode())
+        pool.send([Broken(str(error)[:BROKEN_CHARACTERS])])
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0)
     if start.limits is None:  # in a sandbox no process outlives its group, and the sandbox's process 1 reaps them
         adopt_orphans()
     gc.collect()
     gc.freeze()
-    control.send(json.dumps(["ready"]).encode())
-    with suppress(BrokenPipeError, ConnectionResetError):
-        ForkServer(control, code, start.limits["processes"] - RESERVE if start.limits else None).run()
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the pool closed its end
+        pool.send([Imported()])
+        ForkServer(pool, code, start.limits["processes"] - RESERVE if start.limits else None).run()
 
 
 def _check_readable(paths: tuple[str, ...]) -> None:
@@ -104,11 +123,11 @@ def _check_readable(paths: tuple[str, ...]) -> None:
 class ForkServer:
     """Forks episodes, and reports how they end."""
 
-    def __init__(self, control: socket.socket, code: EnvironmentCode, most: int | None) -> None:
-        """Takes the control socket, the imported code, and the maximum number of processes for all episodes
+    def __init__(self, pool: ParentConnection, code: EnvironmentCode, most: int | None) -> None:
+        """Takes the connection to the pool, the imported code, and the maximum number of processes for all episodes
         together.
         """
-        self.control, self.code, self.most = control, code, most
+        self.pool, self.code, self.most = pool, code, most
         self.processes: dict[int, tuple[int, int]] = {}
         """Process id and pidfd of each episode."""
         self.handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -117,29 +136,24 @@ class ForkServer:
     def run(self) -> None:
         """Serves until the stream ends, then kills all episodes."""
         try:
-            while self._step():
-                pass
+            while True:
+                self._step()
         finally:
             for pid, _ in self.processes.values():
                 _kill_group(pid)
             end_orphans(frozenset())
 
-    def _step(self) -> bool:
+    def _step(self) -> None:
         files = {file: episode for episode, (_, file) in self.processes.items()}
-        for file in wait([self.control, *files]):
-            if file is not self.control:
-                assert isinstance(file, int)
+        for file in wait([self.pool.file, *files]):
+            if file in files:
                 self._end(files[file])
                 continue
-            data, passed, _, _ = socket.recv_fds(self.control, PACKET_BYTES, 1)
-            if not data:
-                return False
-            order, episode = pickle.loads(data)
-            if order == "open":
-                self._open(episode, passed[0])
-            elif episode in self.processes:
-                _kill_group(self.processes[episode][0])
-        return True
+            request: Fork | Kill = self.pool.receive()
+            if isinstance(request, Fork):
+                self._open(request.number, self.pool.passed[0])
+            elif request.number in self.processes:
+                _kill_group(self.processes[request.number][0])
 
     def _open(self, episode: int, file: int) -> None:
         pid = os.fork()
@@ -155,7 +169,7 @@ class ForkServer:
             os.setsid()
             die_with(os.getppid())
             signal.signal(signal.SIGCHLD, self.handler or signal.SIG_DFL)
-            self.control.close()
+            self.pool.close()
             for _, other in self.processes.values():
                 os.close(other)
             if self.most is not None:
@@ -180,7 +194,7 @@ class ForkServer:
         reap_group(pid)
         os.close(file)
         self._reap_orphans()
-        self.control.send(json.dumps(["ended", episode, os.waitstatus_to_exitcode(status)]).encode())
+        self.pool.send([Ended(episode, os.waitstatus_to_exitcode(status))])
 
     def _reap_orphans(self) -> None:
         """Reaps processes that ended in a session of their own and whose episode has ended."""

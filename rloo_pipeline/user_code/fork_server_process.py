@@ -1,33 +1,38 @@
-"""The pool's handle on the fork server: starts it, gives it orders, reads its messages, ends it."""
+"""The pool's handle on the fork server."""
 
-import json
+import math
 import os
-import pickle
+import select
 import signal
-import socket
-import subprocess
 import threading
+import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from multiprocessing.connection import wait
-from typing import IO
+from socket import socket
+from typing import IO, ClassVar, NamedTuple
 
 from rloo_pipeline.errors import UserError, printable
 from rloo_pipeline.user_code import confinement, fork_server
 from rloo_pipeline.user_code.confinement import Confinement
+from rloo_pipeline.user_code.fork_server import Ended, Fork, Imported, Kill
+from rloo_pipeline.user_code.messages import BadMessageError, Broken
+from rloo_pipeline.user_code.process import SpawnedProcess
 from rloo_pipeline.user_code.sandbox import sandbox
-from rloo_pipeline.user_code.worker_process import EXIT_SECONDS, describe_exit
 
 SIGNALLED = 128
 """Bubblewrap and Apptainer exit with this number plus that of the signal that killed the process."""
 MOST_BYTES = 1 << 24
 """Maximum number of bytes of output to copy. The rest is read and dropped, so that no process blocks on the pipe."""
-END_SECONDS = 5.0
+PRINTED_SECONDS = 5.0
 """Maximum wait for remaining output, since a process that outlives the others may keep the pipe open."""
+END_SECONDS = 60.0
+"""Time limit for the fork server to report the end of a process that was told to exit."""
 
 
-class ForkServerProcess:
+class ForkServerProcess(SpawnedProcess):
     """A subprocess that runs `fork_server.main`."""
+
+    kinds: ClassVar = {kind.__name__: kind for kind in (Imported, Broken, Ended)}
+    limit = 1 << 16
 
     def __init__(self, environments: Mapping[str, str], tools: Sequence[str], where: Confinement, workers: int) -> None:
         """Starts the process.
@@ -41,77 +46,88 @@ class ForkServerProcess:
         Raises:
             UserError: it cannot be started there, or a file or module does not exist.
         """
+        super().__init__()
         self.where = where
-        self.control, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = confinement.command(where, [*environments.values(), *tools], child.fileno(), workers)
-        self.process = subprocess.Popen(
-            command.argv,
-            pass_fds=[child.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE if where.has_own_files else 2,  # its output belongs in the log or on the terminal
-            stderr=subprocess.STDOUT if where.has_own_files else None,
-            start_new_session=True,
-            env=command.environment,
-        )
-        child.close()
+        command = confinement.command(where, [*environments.values(), *tools], self.other_end.fileno(), workers)
+        self.start(command.argv, command.environment, piped=where.has_own_files)
         self.printed = PrintedText(self.process.stdout) if self.process.stdout else None
         names = {name: confinement.reference_inside(where, reference) for name, reference in environments.items()}
         parent = None if where.has_own_files else os.getpid()
         functions = [confinement.reference_inside(where, reference) for reference in tools]
         paths = tuple(confinement.read_only_paths(where))
-        start = fork_server.ForkServerStart(names, functions, parent, command.limits, paths)
-        with suppress(BrokenPipeError, ConnectionResetError):  # it died; `ended` reports it
-            self.control.send(pickle.dumps(start))
+        self.ask(fork_server.ForkServerStart(names, functions, parent, command.limits, paths))
         self.ready = False
         """True if the environments and tools are imported."""
-        self._unread: list[tuple[int, int]] = []
+        self.running: set[int] = set()
+        """Numbers of the forked processes that have not ended."""
+        self.exit_codes: dict[int, int] = {}
+        """Exit codes of the others."""
+        self._ending: set[int] = set()
+        """Running processes that were told to exit."""
 
-    def tell(self, order: str, process: int, files: Sequence[int] = ()) -> None:
-        """Sends an order while reading incoming messages, so that the two processes cannot deadlock.
+    def fork(self, end_of_socket: socket) -> int:
+        """Forks a process with this end of a socket, and closes the end here. Returns the number of the process."""
+        number = len(self.running) + len(self.exit_codes)
+        self.running.add(number)
+        self._tell(Fork(number), [end_of_socket.fileno()])
+        end_of_socket.close()
+        return number
 
-        Args:
-            order: `open` or `kill`.
-            process: number of the process to fork or to kill.
-            files: for `open`, the file descriptor of its socket.
-        """
-        data = pickle.dumps((order, process))
-        while True:
-            try:
-                socket.send_fds(self.control, [data], list(files), socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                wait([self.control], 0.01)
-                self._read()
-            except (BrokenPipeError, ConnectionResetError):  # it died; `ended` reports it
-                return
-            else:
-                return
+    def end_process(self, number: int) -> None:
+        """Kills a process that it has forked."""
+        if number in self.running:
+            self._ending.add(number)
+            self.deadline = time.monotonic() + END_SECONDS
+            self._tell(Kill(number))
 
-    def ended(self) -> list[tuple[int, int]]:
-        """Number and exit code of each process that has exited since the last call.
+    def _tell(self, request: NamedTuple, files: Sequence[int] = ()) -> None:
+        """Sends a request while reading incoming messages, so that the two processes cannot deadlock."""
+        poll = select.poll()
+        poll.register(self.file, select.POLLOUT)
+        while not poll.poll(10):
+            self.read(self.limit, self.kinds, self.recorded)
+        self.ask(request, files)
+
+    def recorded(self, message: Imported | Broken | Ended) -> object:
+        """Records what it reports.
 
         Raises:
-            UserError: the environments or tools cannot be imported, or the process has died.
+            UserError: the environments or tools cannot be imported.
         """
-        self._read()
-        ended, self._unread = self._unread, []
-        return ended
+        if isinstance(message, Broken):
+            raise UserError(message.message + self._available_packages())
+        if isinstance(message, Imported):
+            self.ready = True
+        elif message.number in self.running:
+            self.running.remove(message.number)
+            self.exit_codes[message.number] = message.code
+            self._ending.discard(message.number)
+            self.deadline = time.monotonic() + END_SECONDS if self._ending else math.inf
+        else:
+            raise BadMessageError
+        return message
 
-    def _read(self) -> None:
-        with suppress(BlockingIOError):
-            while True:
-                try:
-                    data = self.control.recv(fork_server.PACKET_BYTES, socket.MSG_DONTWAIT)
-                except ConnectionResetError:  # it died with orders unread; the messages it sent before that come next
-                    continue
-                if not data:
-                    raise UserError(self._why_it_died())
-                kind, *rest = json.loads(data)
-                if kind == "broken":
-                    raise UserError(rest[0] + self._available_packages())
-                if kind == "ready":
-                    self.ready = True
-                else:
-                    self._unread.append((rest[0], rest[1]))
+    def check(self) -> None:
+        """Reads its messages.
+
+        Raises:
+            UserError: the environments or tools cannot be imported; or it has died, or does not end a process.
+        """
+        self.messages()
+        if self.lost:
+            raise UserError(self._why_it_died(self.lost))
+        if self.deadline < time.monotonic():
+            raise UserError(
+                f"the process from which environments are forked has not ended one within {END_SECONDS:g} s; an "
+                "episode may have stopped it: let no environment send signals to other processes"
+            )
+
+    def exit_code(self) -> int | None:
+        """The exit code of the process, also of one in a sandbox."""
+        code = super().exit_code()
+        if code is not None and self.where.has_own_files and code - SIGNALLED in {*signal.Signals}:
+            return SIGNALLED - code
+        return code
 
     def _available_packages(self) -> str:
         """Lists the available packages, as a hint after an import error."""
@@ -122,11 +138,7 @@ class ForkServerProcess:
         packages = f"that {self.where.image} has" if self.where.image else "of Python"
         return f"; it can use the packages {packages}, its own code, and the paths in rollout.environment_read_only"
 
-    def _why_it_died(self) -> str:
-        code = self.process.wait()
-        if self.where.has_own_files and code - SIGNALLED in {*signal.Signals}:
-            code = SIGNALLED - code
-        cause = describe_exit(code)
+    def _why_it_died(self, cause: str) -> str:
         if self.printed is not None and (line := self.printed.last_line()):
             cause += f", and printed at the end: {line:.300}"
         if self.ready:
@@ -135,12 +147,12 @@ class ForkServerProcess:
             f"the process that imports rollout.environment and rollout.tools {cause}; import them in Python to see why"
         )
 
-    def end(self) -> None:
-        """Ends the fork server and everything that it forked."""
-        self.control.close()
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(EXIT_SECONDS)
-        sandbox.end(self.process, apptainer=bool(self.where.image))
+    def end(self, deadline: float) -> None:
+        """Ends the fork server and everything that it forked, whose time ends at the deadline."""
+        self.close()
+        super().end(deadline)
+        if self.where.image:
+            sandbox.end(self.process, apptainer=True)
         if self.printed is not None:
             self.printed.close()
 
@@ -167,12 +179,12 @@ class PrintedText:
 
     def last_line(self) -> str:
         """The last line that was printed, once the processes have ended."""
-        self._thread.join(END_SECONDS)
+        self._thread.join(PRINTED_SECONDS)
         lines = self._tail.decode(errors="replace").split("\n")
         return next((printable(line).strip() for line in reversed(lines) if line.strip()), "")
 
     def close(self) -> None:
         """Waits for the rest of the output."""
-        self._thread.join(END_SECONDS)
+        self._thread.join(PRINTED_SECONDS)
         if not self._thread.is_alive():
             self.pipe.close()

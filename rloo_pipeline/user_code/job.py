@@ -6,7 +6,7 @@ its process is retried row by row.
 """
 
 from bisect import insort
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise, starmap, takewhile
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from rloo_pipeline.errors import UserError, did_you_mean
 from rloo_pipeline.user_code.messages import CallBatch, Done, Failed, TimedCall
 from rloo_pipeline.user_code.reward_call import OF_TRAINER, OTHERS, OWN_ARGUMENTS, Signature, rows_text
 from rloo_pipeline.user_code.score_batch import FunctionScores
+from rloo_pipeline.user_code.worker_process import WorkerProcess
 
 LEAST_SECONDS, BATCH_SECONDS = 0.005, 0.1
 """Estimated seconds of work sent to a worker at once. It still makes the calls one by one."""
@@ -52,7 +53,7 @@ class ScoringJob:
         offered: Mapping[str, list[Any]],
         samples: Sequence[int],
         constants: Mapping[str, Any],
-        advance: Callable[[int], object],
+        workers: list[WorkerProcess],
     ) -> None:
         """Plans the calls.
 
@@ -61,11 +62,11 @@ class ScoringJob:
             offered: arguments with one entry per row.
             samples: number of consecutive rows of each prompt.
             constants: extra arguments, the same for all rows.
-            advance: called with the number of rows just finished.
+            workers: the function's processes, which the dispatcher adds to and removes from.
         """
         self.reward = reward
         self.label = f"reward '{reward.column}' ({reward.function})"
-        self.offered, self.constants, self.advance = offered, dict(constants), advance
+        self.offered, self.constants, self.workers = offered, dict(constants), workers
         ends = list(accumulate(samples, initial=0))
         missing = [None] * ends[-1]
         self.results = FunctionScores([*missing], [*missing], [*missing], [0.0] * ends[-1])
@@ -154,8 +155,8 @@ class ScoringJob:
             call = self.under_way.pop(number)
             self._wait(call._replace(alone=alone or call.alone))
 
-    def record(self, done: Done) -> None:
-        """Records the scores of calls.
+    def record(self, done: Done) -> int:
+        """Records the scores of calls. Returns the number of rows that are done.
 
         Raises:
             UserError: a call failed although each of its rows can be scored alone, and `on_error` is `fail`.
@@ -163,28 +164,27 @@ class ScoringJob:
         for number, seconds, scores in zip(done.numbers, done.seconds, done.scores, strict=True):
             call = self.under_way.pop(number)
             self.results.scores[call.rows.start : call.rows.stop] = scores
-            self._add_seconds(call, seconds)
-            if call.split_from:
-                self._count_split(call.split_from)
+            self._finish(call, seconds)
         for row, note in done.notes.items():
             self.results.notes[row] = f"{self.reward.column} {note}"
         rows = sum(map(len, done.scores))
         self._scored += rows
         self._seconds += sum(done.seconds)
-        self.advance(rows)
+        return rows
 
-    def _add_seconds(self, call: PlannedCall, seconds: float) -> None:
+    def _finish(self, call: PlannedCall, seconds: float) -> None:
         for row in call.rows:
             self.results.seconds[row] += seconds / len(call.rows)
+        if call.split_from:
+            self._count_split(call.split_from)
 
-    def record_failure(self, failed: Failed) -> None:
-        """Records a call without scores, or splits it into rows.
+    def record_failure(self, failed: Failed) -> int:
+        """Records a call without scores, or splits it into rows. Returns the number of rows that are done.
 
         Raises:
             UserError: the output is bad, or `on_error` or `on_timeout` is `fail`.
         """
         call = self.under_way.pop(failed.number)
-        self._add_seconds(call, failed.seconds)
         if failed.bad is not None:
             raise UserError(f"{self.label} {failed.bad}")
         failure = f"took over {self._deadline(len(call.rows)):g} s" if failed.late else str(failed.raised)
@@ -192,7 +192,8 @@ class ScoringJob:
             split = None if failed.late else SplitCall(call.rows, failure)
             for row in call.rows:
                 self._wait(PlannedCall(range(row, row + 1), call.alone, split))
-            return
+                self.results.seconds[row] += failed.seconds / len(call.rows)
+            return 0
         if failed.late:
             outcome, advice = self.reward.on_timeout, "raise its timeout, or set its on_timeout to none or a score"
         else:
@@ -204,9 +205,8 @@ class ScoringJob:
         for row in call.rows:
             self.results.scores[row] = None if isinstance(outcome, str) else outcome
             self.results.errors[row] = f"{self.reward.column} {failure}"
-        self.advance(len(call.rows))
-        if call.split_from:
-            self._count_split(call.split_from)
+        self._finish(call, failed.seconds)
+        return len(call.rows)
 
     def _count_split(self, split: SplitCall) -> None:
         split.remaining -= 1

@@ -11,7 +11,6 @@ import resource
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from multiprocessing.connection import wait
 from typing import Any, Self
 
 from rloo_pipeline import seeds
@@ -19,7 +18,6 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.transformers_internals import optional_parts
 from rloo_pipeline.user_code import contract
 from rloo_pipeline.user_code.confinement import Confinement
-from rloo_pipeline.user_code.connection import Answer, Connection
 from rloo_pipeline.user_code.contract import ToolSet
 from rloo_pipeline.user_code.episode import (
     BeginEpisode,
@@ -29,14 +27,12 @@ from rloo_pipeline.user_code.episode import (
     RequestDone,
     error_text,
 )
+from rloo_pipeline.user_code.episode_process import Answer, EpisodeProcess
 from rloo_pipeline.user_code.fork_server_process import ForkServerProcess
-from rloo_pipeline.user_code.messages import NO_MESSAGE
-from rloo_pipeline.user_code.worker_process import describe_exit
+from rloo_pipeline.user_code.process import EXIT_SECONDS, wait_for
 
 IMPORT_SECONDS = 600.0
 """Time limit for importing environments and tools and making their schemas."""
-END_SECONDS = 60.0
-"""Time limit for the fork server to report the end of a process that was told to exit."""
 SCHEMAS = -1
 """Number used in place of an episode's for the process that makes schemas."""
 
@@ -78,16 +74,11 @@ class EnvironmentPool:
         self.names = contract.by_name(environment)
         self.workers, self.timeout = workers, timeout
         self._episodes: dict[int, OpenEpisode] = {}
-        self._open: dict[int, Connection] = {}
+        self._open: dict[int, EpisodeProcess] = {}
         """Processes of the episodes that have one."""
-        self._ending: set[int] = set()
-        """Processes that were told to exit and have not exited yet."""
-        self._end_by = 0.0
-        """Time by which the next of them must exit."""
         self._queue: deque[tuple[int, str, Any]] = deque()
         self._answers: list[Answer] = []
         self._sets: dict[str, ToolSet] = {}
-        self._serial = 0
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         # each episode takes an open file here and in the fork server, which inherits the limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 1024 + workers), hard), hard))
@@ -99,9 +90,9 @@ class EnvironmentPool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for connection in self._open.values():
-            connection.close()
-        self._fork_server.end()
+        for process in self._open.values():
+            process.close()
+        self._fork_server.end(time.monotonic() + EXIT_SECONDS)
 
     def check(self) -> None:
         """Waits until the environments and tools are imported and their schemas are made.
@@ -196,7 +187,7 @@ class EnvironmentPool:
     @property
     def waiting(self) -> int:
         """Number of requests without an answer."""
-        under_way = sum(connection.request is not None for key, connection in self._open.items() if key != SCHEMAS)
+        under_way = sum(process.request is not None for key, process in self._open.items() if key != SCHEMAS)
         return len(self._queue) + len(self._answers) + under_way
 
     def ready(self, timeout: float) -> list[Answer]:
@@ -215,70 +206,43 @@ class EnvironmentPool:
 
     def _step(self, seconds: float) -> None:
         """Forks processes for waiting requests, waits for messages, and handles messages and missed deadlines."""
-        self._fork_waiting()
-        ends = [connection.deadline for connection in self._open.values()]
-        ends += [self._end_by] if self._ending else []
-        seconds = max(0.0, min(seconds, min(ends, default=math.inf) - time.monotonic()))
-        files: list[Any] = [one.file for one in self._open.values() if not one.fault]
-        files.append(self._fork_server.control)
-        wait(files, None if math.isinf(seconds) else seconds)
-        for episode, connection in list(self._open.items()):
-            if self._fork_server.ready and (done := connection.done()):
-                self._finish_request(episode, connection, done)
-        for serial, code in self._fork_server.ended():
-            self._ended(serial, code)
-        for episode, connection in list(self._open.items()):
-            if connection.deadline < time.monotonic():
-                self._lose(episode, connection.fault or f"took over {connection.timeout:g} s")
-        if self._ending and self._end_by < time.monotonic():
-            raise UserError(
-                f"the process from which environments are forked has not ended one within {END_SECONDS:g} s; an "
-                "episode may have stopped it: let no environment send signals to other processes"
-            )
-
-    def _fork_waiting(self) -> None:
-        for _ in range(len(self._queue) if self._fork_server.ready else 0):
-            if len(self._open.keys() - {SCHEMAS}) + len(self._ending) >= self.workers:
-                break
+        server = self._fork_server
+        while server.ready and self._queue and len(server.running) - (SCHEMAS in self._open) < self.workers:
             self._fork(*self._queue.popleft(), self.timeout)
+        wait_for([server, *self._open.values()], seconds)
+        server.check()
+        for episode, process in list(self._open.items()) if server.ready else ():
+            process.messages()
+            if process.done:
+                self._finish_request(process, process.done)
+            if episode in self._open and process.lost:
+                self._lose(process, process.lost)
+            elif episode in self._open and process.deadline < time.monotonic():
+                self._lose(process, f"took over {process.timeout:g} s")
 
     def _fork(self, episode: int, kind: str, request: Any, timeout: float) -> None:
-        self._serial += 1
-        connection = self._open[episode] = Connection(episode, self._serial)
-        self._fork_server.tell("open", self._serial, [connection.other_end.fileno()])
-        connection.other_end.close()
-        connection.send(kind, request, timeout)
+        process = self._open[episode] = EpisodeProcess(episode, self._fork_server)
+        process.send(kind, request, timeout)
 
-    def _ended(self, serial: int, code: int) -> None:
-        self._end_by = time.monotonic() + END_SECONDS
-        for episode, connection in list(self._open.items()):
-            if connection.serial == serial:
-                if done := connection.done():
-                    self._finish_request(episode, connection, done)
-                if episode in self._open:
-                    self._lose(episode, NO_MESSAGE if connection.fault is NO_MESSAGE else describe_exit(code))
-        self._ending.discard(serial)  # what was lost or finished here is told to exit, too
-
-    def _finish_request(self, episode: int, connection: Connection, done: RequestDone) -> None:
+    def _finish_request(self, process: EpisodeProcess, done: RequestDone) -> None:
         if done.bad:
             raise UserError(done.bad)
         if done.tools is None:
-            self._answer(connection.answer(done))
+            self._answer(process.answer(done))
         else:
             self._sets = done.tools
-            self._close(episode)
+            self._open.pop(SCHEMAS).kill()
 
-    def _lose(self, number: int, cause: str) -> None:
+    def _lose(self, process: EpisodeProcess, cause: str) -> None:
         """Answers the request of an episode whose process died or missed its deadline."""
-        connection = self._open[number]
-        if number == SCHEMAS:
+        if process.episode == SCHEMAS:
             raise UserError(f"the schemas of rollout.environment and rollout.tools: their process {cause}")
-        episode = self._episodes[number]
-        if connection.request is not None:
-            self._answer(connection.failed(cause, loses=episode.environment is not None))
+        episode = self._episodes[process.episode]
+        if process.request is not None:
+            self._answer(process.failed(cause, loses=episode.environment is not None))
         else:
             episode.lost = f"it {cause} between calls"
-            self._close(number)
+            self._open.pop(process.episode).kill()
 
     def _answer(self, answer: Answer) -> None:
         """Queues an answer, and ends the process if its episode no longer needs it."""
@@ -288,11 +252,4 @@ class EnvironmentPool:
         if answer.request == "finish":
             del self._episodes[answer.episode]
         if answer.lost or answer.request == "finish" or episode.environment is None:
-            self._close(answer.episode)
-
-    def _close(self, episode: int) -> None:
-        connection = self._open.pop(episode)
-        connection.close()
-        self._ending.add(connection.serial)
-        self._end_by = time.monotonic() + END_SECONDS
-        self._fork_server.tell("kill", connection.serial)
+            self._open.pop(answer.episode).kill()

@@ -136,13 +136,14 @@ def _next_batch(parent: ParentConnection) -> CallBatch:
 
 def _calls(batch: CallBatch, constants: dict[str, Any]) -> Iterator[Call]:
     columns = [(name, _unshared(values)) for name, values in batch.columns.items()]
-    mutable = {name: value for name, value in constants.items() if isinstance(value, list | dict)}
+    mutable = [name for name, value in constants.items() if isinstance(value, list | dict)]
     end = 0
     for number, (rows, deadline) in batch.calls.items():
         first, end = end, end + len(rows)
         arguments = {name: values[first:end] for name, values in columns}
         # copied, because a function may change its arguments, and the next call must not see that
-        yield Call(number, rows, arguments | constants | copy.deepcopy(mutable), deadline)
+        own = {name: copy.deepcopy(constants[name]) for name in mutable}
+        yield Call(number, rows, arguments | constants | own, deadline)
 
 
 def _unshared(values: list[Any]) -> list[Any]:

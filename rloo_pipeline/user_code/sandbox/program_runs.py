@@ -11,7 +11,9 @@ import subprocess
 import threading
 import time
 from contextlib import suppress
-from typing import IO, NamedTuple, Self
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import NamedTuple
 
 from rloo_pipeline.user_code.sandbox import sandbox
 from rloo_pipeline.user_code.sandbox.code_tests import Asserts, ScriptCase, UnusableTestsError
@@ -84,21 +86,18 @@ def run_program(
     deadline = time.monotonic() + settings.limits.seconds
     code = text.encode(errors="replace")
     stdin = b"%d\n%b%b" % (len(code), code, stdin_text.encode(errors="replace"))
-    with Pipe() as to_program, Pipe() as output:
+    (of_program, to_program), (output, printer) = Pipe(False), Pipe(False)
+    with of_program, to_program, output, printer:
+        errors = printer.fileno() if with_errors else subprocess.DEVNULL
         with sandbox.confined(
-            script,
-            settings.confinement,
-            settings.limits,
-            stdin=to_program.reader,
-            stdout=output.writer,
-            stderr=output.writer if with_errors else subprocess.DEVNULL,
+            script, settings.confinement, settings.limits, (), of_program.fileno(), printer.fileno(), errors
         ) as process:
-            to_program.reader.close()
-            output.writer.close()
-            _wait_for_start(output.reader, deadline)
+            of_program.close()
+            printer.close()
+            _wait_for_start(output, deadline)
             deadline = min(deadline, time.monotonic() + seconds)
-            feeder = _feed(to_program.writer, stdin)
-            printed, complete = _read(output.reader, deadline, most)
+            feeder = _feed(to_program, stdin)
+            printed, complete = _read(output, deadline, most)
             status = None
             if complete:
                 with suppress(subprocess.TimeoutExpired):
@@ -119,18 +118,18 @@ def passed_asserts(settings: RunSettings, text: str, tests: Asserts) -> int:
     deadline = time.monotonic() + settings.limits.seconds
     job = {"program": text, "units": tests.units, "builtin": tests.builtin, "all": settings.partial}
     confinement = (settings.confinement, settings.limits)
-    with Pipe() as to_examiner, Pipe() as to_program, Pipe() as report:
+    (of_examiner, to_examiner), (of_program, to_program), (report, reporter) = (Pipe(False) for _ in range(3))
+    with of_examiner, to_examiner, of_program, to_program, report, reporter:
+        examiner_ends = of_examiner.fileno(), to_program.fileno(), reporter.fileno()
         with (
-            sandbox.confined(
-                examiner, *confinement, (wire, remote_program), to_examiner.reader, to_program.writer, report.writer
-            ),
-            sandbox.confined(program, *confinement, (wire,), to_program.reader, to_examiner.writer),
+            sandbox.confined(examiner, *confinement, (wire, remote_program), *examiner_ends),
+            sandbox.confined(program, *confinement, (wire,), of_program.fileno(), to_examiner.fileno()),
         ):
-            for end in (to_examiner.reader, to_program.reader, to_program.writer, report.writer):
+            for end in (of_examiner, of_program, to_program, reporter):
                 end.close()
-            _wait_for_start(report.reader, deadline)
-            feeder = _feed(to_examiner.writer, json.dumps(job).encode() + b"\n")
-            lines, _ = _read(report.reader, deadline, OUTPUT_LIMIT)
+            _wait_for_start(report, deadline)
+            feeder = _feed(to_examiner, json.dumps(job).encode() + b"\n")
+            lines, _ = _read(report, deadline, OUTPUT_LIMIT)
         feeder.join()
     return _count_passed(lines)
 
@@ -145,20 +144,7 @@ def _count_passed(report: bytes) -> int:
     return passed
 
 
-class Pipe:
-    """A pipe whose ends are closed when the `with` block ends, if not before."""
-
-    def __enter__(self) -> Self:
-        reader, writer = os.pipe()
-        self.reader, self.writer = os.fdopen(reader, "rb", 0), os.fdopen(writer, "wb", 0)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.reader.close()
-        self.writer.close()
-
-
-def _wait_for_start(reader: IO[bytes], deadline: float) -> None:
+def _wait_for_start(reader: Connection, deadline: float) -> None:
     """Waits until the other process reports READY; until then it has none of the program's code.
 
     Raises:
@@ -168,7 +154,7 @@ def _wait_for_start(reader: IO[bytes], deadline: float) -> None:
         raise UnusableTestsError("the sandbox did not start")
 
 
-def _feed(writer: IO[bytes], data: bytes) -> threading.Thread:
+def _feed(writer: Connection, data: bytes) -> threading.Thread:
     """Writes data in a thread while the caller reads the output, then closes the pipe. The thread ends if the reader
     dies.
     """
@@ -185,7 +171,7 @@ def _feed(writer: IO[bytes], data: bytes) -> threading.Thread:
     return thread
 
 
-def _read(reader: IO[bytes], deadline: float, most: int) -> tuple[bytes, bool]:
+def _read(reader: Connection, deadline: float, most: int) -> tuple[bytes, bool]:
     """Reads until the end, the deadline, or `most` bytes. Returns the data and True if the end was reached."""
     data = bytearray()
     while len(data) <= most and (part := _next_part(reader, deadline, 1 << 16)) is not None:
@@ -195,7 +181,7 @@ def _read(reader: IO[bytes], deadline: float, most: int) -> tuple[bytes, bool]:
     return bytes(data), False
 
 
-def _next_part(reader: IO[bytes], deadline: float, most: int) -> bytes | None:
+def _next_part(reader: Connection, deadline: float, most: int) -> bytes | None:
     """Waits for up to `most` bytes; empty at the end, None if nothing arrives before the deadline."""
     poll = select.poll()
     poll.register(reader, select.POLLIN)

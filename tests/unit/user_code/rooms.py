@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from rloo_pipeline.user_code.connection import Answer
+from rloo_pipeline.user_code.episode_process import Answer
 from rloo_pipeline.user_code.pool import EnvironmentPool
 
 ROOM = '''

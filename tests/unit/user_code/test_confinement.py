@@ -15,7 +15,7 @@ from rooms import ROOM, answers, begun, finished, play
 
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.user_code.confinement import Confinement
-from rloo_pipeline.user_code.connection import Answer
+from rloo_pipeline.user_code.episode_process import Answer
 from rloo_pipeline.user_code.fork_server_process import MOST_BYTES, ForkServerProcess
 from rloo_pipeline.user_code.pool import EnvironmentPool
 from rloo_pipeline.user_code.sandbox import sandbox

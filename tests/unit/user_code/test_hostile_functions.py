@@ -19,10 +19,10 @@ from rloo_pipeline.user_code.messages import (
     Done,
     Ready,
     Start,
-    UserCodeProcess,
     decode_report,
     encode_report,
 )
+from rloo_pipeline.user_code.process import UserCodeProcess
 from rloo_pipeline.user_code.reward_call import Signature
 from rloo_pipeline.user_code.score_batch import FunctionScores, RewardBatch
 

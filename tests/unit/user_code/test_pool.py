@@ -16,9 +16,9 @@ from helpers import has_ended, wait_until
 from rooms import ROOM, answers, begun, finished, play
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.user_code import pool as pool_module
-from rloo_pipeline.user_code.connection import Answer
+from rloo_pipeline.user_code import fork_server_process
 from rloo_pipeline.user_code.episode import ANSWER_CHARACTERS
+from rloo_pipeline.user_code.episode_process import Answer
 from rloo_pipeline.user_code.fork_server_process import ForkServerProcess
 from rloo_pipeline.user_code.messages import LENGTH
 from rloo_pipeline.user_code.pool import EnvironmentPool
@@ -186,9 +186,9 @@ def test_a_process_that_exits_right_after_its_answer_leaves_its_place_to_another
     (tmp_path / "leaver.py").write_text(LEAVER)
     with EnvironmentPool(f"{tmp_path}/leaver.py:Leaver", [], 1, 60) as pool:
         begun(pool, 1)
-        while pool._ending:  # the process that described the tools
+        while len(pool._fork_server.running) > 1:  # the process that described the tools
             pool._step(1)
-        monkeypatch.setattr(pool._fork_server, "ended", once_it_is_told(pool._fork_server))
+        monkeypatch.setattr(pool._fork_server, "check", once_it_is_told(pool._fork_server))
         if not finishes:
             pool.call(1, [("leave", {})])
             answers(pool)
@@ -198,19 +198,38 @@ def test_a_process_that_exits_right_after_its_answer_leaves_its_place_to_another
         assert pool.ready(120)
 
 
-def once_it_is_told(server: ForkServerProcess) -> Callable[[], list[tuple[int, int]]]:
-    """`ended` of a fork server, which waits for a message at its first call."""
-    waits, ended = iter([60.0]), server.ended
+def once_it_is_told(server: ForkServerProcess) -> Callable[[], None]:
+    """`check` of a fork server, which waits for a message at its first call."""
+    waits, check = iter([60.0]), server.check
 
-    def later() -> list[tuple[int, int]]:
-        wait([server.control], next(waits, 0.0))
-        return ended()
+    def later() -> None:
+        wait([server.file], next(waits, 0.0))
+        check()
 
     return later
 
 
+@pytest.mark.parametrize(
+    ("code", "lost"),
+    [
+        ("os.closerange(3, 256)", "closed a file descriptor that belongs"),
+        (
+            "for n in range(3, 256):\n try: os.write(n, b'x' * 64)\n except OSError: pass",
+            "wrote to a file",
+        ),
+    ],
+    ids=["closes", "writes"],
+)
+def test_code_that_breaks_the_connection_while_it_is_imported_is_a_sentence(tmp_path, code, lost) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(f"import os, time\n{code}\ntime.sleep(1e6)\n")
+    message = f"^the process that imports rollout.environment and .* {lost}"
+    with EnvironmentPool(f"{file}:Room", [], 1, 60) as pool, pytest.raises(UserError, match=message):
+        pool.check()
+
+
 def test_an_episode_that_stops_the_process_that_forks_does_not_stop_the_stage(environment_file, monkeypatch) -> None:
-    monkeypatch.setattr(pool_module, "END_SECONDS", 1.0)
+    monkeypatch.setattr(fork_server_process, "END_SECONDS", 1.0)
     with EnvironmentPool(f"{environment_file}:Room", [], 1, 60) as pool:
         begun(pool, 1)
         pool.call(1, [("act", {"code": "os.kill(os.getppid(), signal.SIGSTOP)"})])

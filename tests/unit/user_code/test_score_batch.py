@@ -17,11 +17,12 @@ from helpers import ROOT, has_ended, score, score_all, wait_until
 from rloo_pipeline.config import Reward
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime.output import standard_output_to
-from rloo_pipeline.user_code import dispatch, worker_process
+from rloo_pipeline.user_code import dispatch, process
 from rloo_pipeline.user_code.dispatch import WorkerPools
 from rloo_pipeline.user_code.messages import CallBatch, TimedCall
+from rloo_pipeline.user_code.orphans import adopt_orphans, end_orphans, reap_group
 from rloo_pipeline.user_code.score_batch import FunctionScores, RewardBatch
-from rloo_pipeline.user_code.worker_process import WorkerProcess, adopt_orphans, end_orphans, reap_group
+from rloo_pipeline.user_code.worker_process import WorkerProcess
 
 FUNCTIONS = """
 import asyncio, inspect, os, re, signal, time
@@ -266,7 +267,7 @@ def daemonizes(completions):
     Path(__file__).with_name("started").touch()
     return [float(os.read(reader, 5) == b"right")] * len(completions)
 """)
-    killpg, reap_group = os.killpg, worker_process.reap_group
+    killpg, reap_group = os.killpg, process.reap_group
 
     def kill_later(group: int, number: int) -> None:
         (tmp_path / "killing").touch()
@@ -278,7 +279,7 @@ def daemonizes(completions):
         (tmp_path / "killed").touch()
 
     monkeypatch.setattr(os, "killpg", kill_later)
-    monkeypatch.setattr(worker_process, "reap_group", reap)
+    monkeypatch.setattr(process, "reap_group", reap)
     rewards = [Reward(function=f"{file}:{name}", timeout=300, on_error="none") for name in ("hostile", "daemonizes")]
     with WorkerPools(rewards, 2) as pools:
         assert [one.scores for one in pools.score(batch(1), [1])] == [[None], [1.0]]

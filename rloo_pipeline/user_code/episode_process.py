@@ -1,16 +1,13 @@
-"""The pool's end of the socket to an episode's process: tracks the pending request and its answer."""
+"""The pool's handle on an episode's process: tracks the pending request and its answer."""
 
 import math
 import time
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from rloo_pipeline.user_code.episode import CallTools, RequestDone, ToolText, error_text
-from rloo_pipeline.user_code.messages import NO_MESSAGE, BadMessageError, UserCodeProcess
-from rloo_pipeline.user_code.worker_process import EXIT_SECONDS
-
-MESSAGE_BYTES = 1 << 23
-"""Maximum size of a message. Text and state are limited at the source; JSON takes at most 12 bytes per character."""
-KINDS = {kind.__name__: kind for kind in (ToolText, RequestDone)}
+from rloo_pipeline.user_code.fork_server_process import ForkServerProcess
+from rloo_pipeline.user_code.messages import BadMessageError
+from rloo_pipeline.user_code.process import UserCodeProcess
 
 
 class Answer(NamedTuple):
@@ -33,40 +30,46 @@ class Answer(NamedTuple):
     """
 
 
-class Connection(UserCodeProcess):
-    """The pool's handle on an episode's process."""
+class EpisodeProcess(UserCodeProcess):
+    """The process of an episode, which the fork server forks, kills and waits for."""
 
-    def __init__(self, episode: int, serial: int) -> None:
+    kinds: ClassVar = {kind.__name__: kind for kind in (ToolText, RequestDone)}
+    limit = 1 << 23
+    """Text and state are limited at the source; JSON takes at most 12 bytes per character."""
+
+    def __init__(self, episode: int, server: ForkServerProcess) -> None:
         super().__init__()
-        self.episode, self.serial = episode, serial
+        self.episode = episode
+        self._server, self._number = server, server.fork(self.other_end)
         self.request: str | None = None
         """The pending request."""
-        self._done: RequestDone | None = None
+        self.done: RequestDone | None = None
         """The last message about it."""
-        self.deadline = math.inf
         self._calls: list[tuple[str, Any]] = []
         self._texts: dict[int, ToolText] = {}
         self.timeout = math.inf
 
+    def exit_code(self) -> int | None:
+        """The exit code, if the fork server has reported it."""
+        return self._server.exit_codes.get(self._number)
+
+    def kill(self) -> None:
+        """Kills the process and everything that it started."""
+        self.close()
+        self._server.end_process(self._number)
+
     def send(self, kind: str, request: Any, timeout: float) -> None:
         """Sends a request. Its deadline is `timeout` seconds from now, and from each tool's answer."""
-        self.request, self._done, self._texts = kind, None, {}
+        self.request, self.done, self._texts = kind, None, {}
         self._calls = request.calls if isinstance(request, CallTools) else []
         self.timeout = timeout
         if not self.fault:
             self.deadline = time.monotonic() + timeout
         self.ask(request)
 
-    def done(self) -> RequestDone | None:
-        """Reads the messages that have arrived. Returns the one that completes the request, if it is among them."""
-        if not self.fault:
-            self.read(MESSAGE_BYTES, KINDS, self._record)
-            if self.fault:  # the pool hears at once if the process has exited; otherwise it is killed at its deadline
-                self.deadline = time.monotonic() + (0.0 if self.fault is NO_MESSAGE else EXIT_SECONDS)
-        return self._done
-
-    def _record(self, message: ToolText | RequestDone) -> None:
-        if self.request is None or self._done is not None:
+    def recorded(self, message: ToolText | RequestDone) -> object:
+        """Records an answer; raises BadMessageError if it does not belong to the request."""
+        if self.request is None or self.done is not None:
             raise BadMessageError
         if isinstance(message, ToolText):
             if message.place in self._texts or not 0 <= message.place < max(1, len(self._calls)):
@@ -77,14 +80,15 @@ class Connection(UserCodeProcess):
             unanswered = self.request == "call" and not message.bad and len(self._texts) < len(self._calls)
             if unanswered or (message.tools is not None and self.request != "schemas"):
                 raise BadMessageError
-            self._done = message
+            self.done = message
             self.deadline = math.inf
+        return message
 
     def answer(self, done: RequestDone) -> Answer:
         """Closes the request that `done` completes, and returns its answer."""
         texts = [self._texts[place] for place in sorted(self._texts)]
         values = tuple(text.text for text in texts), tuple(text.error for text in texts)
-        kind, self.request, self._done = str(self.request), None, None
+        kind, self.request, self.done = str(self.request), None, None
         return Answer(self.episode, kind, *values, done.reward, done.state, done.lost)
 
     def failed(self, cause: str, loses: bool) -> Answer:
