@@ -211,7 +211,7 @@ class EnvironmentPool:
             self._fork(*self._queue.popleft(), self.timeout)
         wait_for([server, *self._open.values()], seconds)
         server.check()
-        for episode, process in list(self._open.items()) if server.ready else ():
+        for episode, process in list(self._open.items()):
             process.messages()
             if process.done:
                 self._finish_request(process, process.done)

@@ -16,7 +16,7 @@ from helpers import has_ended, wait_until
 from rooms import ROOM, answers, begun, finished, play
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.user_code import fork_server_process
+from rloo_pipeline.user_code import fork_server_process, pool
 from rloo_pipeline.user_code.episode import ANSWER_CHARACTERS
 from rloo_pipeline.user_code.episode_process import Answer
 from rloo_pipeline.user_code.fork_server_process import ForkServerProcess
@@ -226,6 +226,15 @@ def test_code_that_breaks_the_connection_while_it_is_imported_is_a_sentence(tmp_
     message = f"^the process that imports rollout.environment and .* {lost}"
     with EnvironmentPool(f"{file}:Room", [], 1, 60) as pool, pytest.raises(UserError, match=message):
         pool.check()
+
+
+def test_an_import_without_end_is_a_sentence(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(pool, "IMPORT_SECONDS", 1.0)
+    file = tmp_path / "mine.py"
+    file.write_text("import time\ntime.sleep(1e6)\n")
+    message = "^the schemas of rollout.environment and rollout.tools: their process took over 1 s"
+    with EnvironmentPool(f"{file}:Room", [], 1, 60) as made, pytest.raises(UserError, match=message):
+        made.check()
 
 
 def test_an_episode_that_stops_the_process_that_forks_does_not_stop_the_stage(environment_file, monkeypatch) -> None:
