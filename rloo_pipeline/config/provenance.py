@@ -154,20 +154,22 @@ def _start(reference: str, file: Path) -> tuple[Path, tuple[Path, ...], str]:
 
 @cache
 def _closure(start: Path, roots: tuple[Path, ...] = (), copies: str = "") -> frozenset[Path]:
-    """A file, the modules of this package or below `roots` that it imports, directly or indirectly, and the Jinja
-    templates of all of them.
+    """A file, the modules of this package or below `roots` that it imports, directly or indirectly, the Jinja templates
+    of all of them, and the tables of those of this package.
     """
     files, queue = {start}, [start]
     while queue:
         for file in _imports(queue.pop(), roots, copies) - files:
             files.add(file)
             queue.append(file)
-    return frozenset({*files, *(template for file in files for template in _templates(file))})
+    return frozenset({*files, *(beside for file in files for beside in _beside(file))})
 
 
 @cache
-def _templates(file: Path) -> tuple[Path, ...]:
-    return tuple(file.parent.glob(f"{file.stem}.*.j2"))
+def _beside(file: Path) -> tuple[Path, ...]:
+    """Templates of a Python file, and in this package its table, which has its name."""
+    endings = ("*.j2", "csv", "toml") if file.is_relative_to(PACKAGE) else ("*.j2",)
+    return tuple(beside for ending in endings for beside in file.parent.glob(f"{file.stem}.{ending}"))
 
 
 @cache

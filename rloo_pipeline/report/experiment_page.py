@@ -7,27 +7,11 @@ from pathlib import Path
 from rloo_pipeline.config import JSON
 from rloo_pipeline.judging.across_seeds import FEWEST, FEWEST_FOR_IQM
 from rloo_pipeline.report import frame
-from rloo_pipeline.report.charts import HEIGHT_OF_FIRST, REWARD_OF_RUNS, Chart
+from rloo_pipeline.report.charts import CHARTS, Chart
 from rloo_pipeline.report.comparison_page import ALPHA, span
 from rloo_pipeline.report.experiment_summary import FinishedExperiment, without_baseline
 from rloo_pipeline.report.figures import Rounds, figure_of_arms, marks
 from rloo_pipeline.report.finished import FinishedRun
-
-HELD_OUT = Chart(
-    "Held-out accuracy",
-    "Mean over seeds of pass@1 on the held-out problems, by the round that made the policy. Shaded: from the lowest to "
-    "the highest seed.",
-    {"accuracy": "accuracy"},
-    tickformat=".0%",
-    from_zero=False,
-)
-EACH_ROUND = HELD_OUT._replace(
-    title="Held-out accuracy, each round",
-    caption="The same on some of the problems, which the sampler of each round answers once.",
-)
-REWARD_OF_ARMS = REWARD_OF_RUNS._replace(
-    caption="Mean over seeds of the round’s mean reward. Shaded: from the lowest to the highest seed."
-)
 
 
 def render(summary: JSON, experiment: FinishedExperiment, folder: Path) -> str:
@@ -51,7 +35,10 @@ def render(summary: JSON, experiment: FinishedExperiment, folder: Path) -> str:
         fewest_for_iqm=FEWEST_FOR_IQM,
         charts=[
             (chart, figure_of_arms(chart, {arm: [of(run) for run in runs] for arm, runs in arms.items()}))
-            for chart, of in [*CHARTS, *((chart, _rounds) for chart in functions(arms))]
+            for chart, of in [
+                *((CHARTS["arms"][name], of) for name, of in OF_RUN.items()),
+                *((chart, _rounds) for chart in functions(arms)),
+            ]
         ],
     )
 
@@ -66,7 +53,7 @@ def functions(arms: Mapping[str, Sequence[FinishedRun]]) -> list[Chart]:
     """A chart of each reward function and monitor; none if the only function is the reward."""
     rewards = {reward.column: None for runs in arms.values() for run in runs for reward in run.config.rewards}
     return [
-        REWARD_OF_ARMS._replace(
+        CHARTS["arms"]["reward"]._replace(
             title=f"{name} by round",
             caption="The mean score of this function alone.",
             lines={f"rewards/{name}/mean": name},
@@ -95,12 +82,12 @@ def _each_round(run: FinishedRun) -> list[Mapping[str, float | None]]:
     return [{"round": number, "accuracy": value} for number, value in sorted(by_policy.items())]
 
 
-CHARTS: tuple[tuple[Chart, Callable[[FinishedRun], Rounds]], ...] = (
-    (HELD_OUT._replace(height=HEIGHT_OF_FIRST), _evaluations),
-    (EACH_ROUND, _each_round),
-    (REWARD_OF_ARMS, _rounds),
-)
-"""The charts, each with the function for a run's values."""
+OF_RUN: Mapping[str, Callable[[FinishedRun], Rounds]] = {
+    "held_out": _evaluations,
+    "each_round": _each_round,
+    "reward": _rounds,
+}
+"""The function for a run's values, by the name of the chart."""
 
 
 def headline(summary: JSON) -> str:

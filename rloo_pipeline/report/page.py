@@ -17,25 +17,12 @@ from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.judging.completions import score_names
 from rloo_pipeline.judging.run_files import RunFiles, read_held_out, read_metrics
 from rloo_pipeline.report import frame, jobs, samples
-from rloo_pipeline.report.charts import Chart, charts
+from rloo_pipeline.report.charts import CHARTS, Chart, charts
 from rloo_pipeline.report.dag import picture
 from rloo_pipeline.report.figures import bars, figure, timeline
 from rloo_pipeline.report.origin import origin
 from rloo_pipeline.report.summary import training_prompts
 from rloo_pipeline.runtime import installation
-
-BY_ROUND = Chart(
-    "Held-out accuracy",
-    "Share of right answers, by the round that made the policy. Shaded: 95% interval of “sampled”.",
-    {"accuracy": "sampled", "greedy": "greedy", "each_round": "some problems, each round"},
-    ("low", "high"),
-    tickformat=".0%",
-    from_zero=False,
-)
-EACH_ROUND = BY_ROUND._replace(
-    caption="Share of right answers, by the round that made the policy. Shaded: 95% interval of “some problems”.",
-    band_of=2,
-)
 
 
 def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
@@ -110,7 +97,7 @@ def drawn_charts(
     """The charts with their figures. Accuracy by round comes first if intermediate policies were measured."""
     drawn = [(chart, figure(chart, rounds)) for chart in charts(config)]
     if held_out or len(evaluations) > 2:
-        chart = EACH_ROUND if held_out else BY_ROUND
+        chart = CHARTS["accuracy"]["each_round" if held_out else "by_round"]
         drawn.insert(0, (chart, figure(chart, by_round(config.evaluated, evaluations, held_out))))
     return drawn
 
