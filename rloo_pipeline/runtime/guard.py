@@ -3,9 +3,6 @@
 Replacing an attribute that a later version has renamed succeeds and does nothing. So code that uses internals of a
 library first checks the library's version. A patch release of the pinned version is accepted if everything in
 used_internals.csv exists there and takes the same parameters. tools/internals.csv says where each is used, and why.
-
-`python -m rloo_pipeline.runtime.guard`, the end of `make upgrade`, prints what the installed versions have changed, and
-what stops stages from running with them.
 """
 
 import csv
@@ -14,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from pathlib import Path
@@ -48,22 +45,22 @@ def require(distribution: str) -> None:
         UserError: a different version is installed, and it is not a patch release in which all internals we use are the
             same.
     """
-    if _is_accepted(distribution):
+    if is_accepted(distribution):
         return
-    pinned, installed = PINS[distribution], _installed(distribution)
+    pinned, found = PINS[distribution], installed(distribution)
     change = f", where {changes(distribution)[0]}" if _is_patch(distribution) else ""
     raise UserError(
-        f"{distribution} {installed} is installed{change}, but rloo_pipeline uses internals of {pinned} "
+        f"{distribution} {found} is installed{change}, but rloo_pipeline uses internals of {pinned} "
         f"(docs/internals.md): install {distribution}=={pinned}, as in {LISTS.get(distribution, STAGES)}"
     )
 
 
 def is_installed(distribution: str) -> bool:
     """True if a library in PINS is installed; Liger's kernels, for example, are installed only for GPUs."""
-    return _installed_name(distribution) is not None
+    return installed_name(distribution) is not None
 
 
-def _installed_name(distribution: str) -> str | None:
+def installed_name(distribution: str) -> str | None:
     """The name under which a library in PINS is installed; None if it is not."""
     for name in filter(None, (distribution, BUILDS.get(distribution))):
         with suppress(PackageNotFoundError):
@@ -72,18 +69,19 @@ def _installed_name(distribution: str) -> str | None:
     return None
 
 
-def _installed(distribution: str) -> str:
+def installed(distribution: str) -> str:
     """The installed version, without the name of a local build."""
-    return version(_installed_name(distribution) or distribution).partition("+")[0]
+    return version(installed_name(distribution) or distribution).partition("+")[0]
 
 
 def _is_patch(distribution: str) -> bool:
     """True for the pinned version and its patch releases."""
-    return _installed(distribution).split(".")[:2] == PINS[distribution].split(".")[:2]
+    return installed(distribution).split(".")[:2] == PINS[distribution].split(".")[:2]
 
 
-def _is_accepted(distribution: str) -> bool:
-    if _installed(distribution) == PINS[distribution]:
+def is_accepted(distribution: str) -> bool:
+    """True if stages take the installed version."""
+    if installed(distribution) == PINS[distribution]:
         return True
     return _is_patch(distribution) and not changes(distribution)
 
@@ -127,36 +125,3 @@ def _signature(module: object, path: str) -> str | None:
     empty = inspect.Parameter.empty
     parameters = inspect.signature(function).parameters.values()
     return str(inspect.Signature([parameter.replace(annotation=empty, default=empty) for parameter in parameters]))
-
-
-def _unmet(distribution: str) -> Iterator[str]:
-    """Yields the unmet requirements on torch and on libraries in PINS, one clause each."""
-    from packaging.requirements import Requirement
-
-    for line in requires(_installed_name(distribution) or distribution) or ():
-        asked = Requirement(line.replace("+cpu", ""))  # a build of torch that PyPI lacks
-        if asked.name in (*PINS, "torch") and (asked.marker is None or asked.marker.evaluate()):
-            found = version(asked.name)
-            if not asked.specifier.contains(found, prereleases=True):
-                yield f"asks for {asked.name}{asked.specifier}, but {found} is installed"
-
-
-def main() -> None:
-    """Prints what the installed versions have changed; exits with an error if a stage would refuse one of them, or they
-    do not go together.
-    """
-    good = True
-    for name in filter(is_installed, PINS):
-        accepted, found = _is_accepted(name), [*changes(name), *_unmet(name)]
-        refused = "" if accepted else f"; stages refuse it while {PINS[name]} is pinned"
-        print(f"{name} {_installed(name)}, pinned {PINS[name]}: {len(changes(name))} changes{refused}")
-        for problem in found:
-            print(f"  {problem}")
-        good = good and accepted and not found
-    if not good:
-        print("docs/internals.md says how to take a newer release")
-    raise SystemExit(not good)
-
-
-if __name__ == "__main__":
-    main()

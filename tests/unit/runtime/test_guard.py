@@ -3,6 +3,7 @@
 import csv
 import importlib.metadata
 import re
+from types import ModuleType
 
 import forks
 import pytest
@@ -111,10 +112,19 @@ def changes_of_all() -> tuple[str, ...]:
     return tuple(change for name in filter(guard.is_installed, guard.PINS) for change in guard.changes(name))
 
 
+@pytest.fixture
+def upgrade(monkeypatch) -> ModuleType:
+    """tools/upgrade.py."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    return importlib.import_module("upgrade")
+
+
 @pytest.mark.parametrize(
     ("installed", "refused"), [("pinned", False), ("patch", False), ("99.0", True), ("without a method", True)]
 )
-def test_an_upgrade_is_told_whether_stages_take_the_newer_release(monkeypatch, capsys, installed, refused) -> None:
+def test_an_upgrade_is_told_whether_stages_take_the_newer_release(
+    upgrade, monkeypatch, capsys, installed, refused
+) -> None:
     patch_release(monkeypatch)
     plugin = guard.PINS["snakemake-executor-plugin-slurm"]
     monkeypatch.setattr(guard, "PINS", {"snakemake-executor-plugin-slurm": plugin})
@@ -123,18 +133,18 @@ def test_an_upgrade_is_told_whether_stages_take_the_newer_release(monkeypatch, c
     if installed == "without a method":
         monkeypatch.delattr(slurm_executor.plugin.Executor, "_submit_job")
     with pytest.raises(SystemExit) as end:
-        guard.main()
+        upgrade.main()
     assert end.value.code == refused
     output = capsys.readouterr().out
     assert (f"; stages refuse it while {plugin} is pinned\n" in output) == refused
     assert ("docs/internals.md says how" in output) == refused
 
 
-def test_an_upgrade_is_told_what_another_library_asks_for(monkeypatch) -> None:
+def test_an_upgrade_is_told_what_another_library_asks_for(upgrade, monkeypatch) -> None:
     asked = ["transformers<5.20,>=5.16", "torch==5.24.0+cpu", "deepspeed<1; python_version < '3'", "numpy<1"]
-    monkeypatch.setattr(guard, "requires", lambda _: asked)
-    monkeypatch.setattr(guard, "version", lambda _: "5.24.0")
-    assert [*guard._unmet("vllm")] == ["asks for transformers<5.20,>=5.16, but 5.24.0 is installed"]
+    monkeypatch.setattr(upgrade, "requires", lambda _: asked)
+    monkeypatch.setattr(upgrade, "version", lambda _: "5.24.0")
+    assert [*upgrade.unmet("vllm")] == ["asks for transformers<5.20,>=5.16, but 5.24.0 is installed"]
 
 
 def test_versions_are_read_from_what_is_installed() -> None:
