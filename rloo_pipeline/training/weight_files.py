@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,14 +84,7 @@ def _shards(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> tuple[list
         name: torch.empty(getattr(each, "ds_shape", each.shape), dtype=each.dtype, device="meta")
         for name, each in tensors.items()
     }
-    shards: list[list[str]] = [[]]
-    size = 0
-    for name, each in shapes.items():
-        if shards[-1] and size + each.nbytes > SHARD:
-            shards.append([])
-            size = 0
-        shards[-1].append(name)
-        size += each.nbytes
+    shards = [list(shard) for shard in _by_file(shapes.items())]
     in_files = [as_in_checkpoint(model, {name: shapes[name] for name in names}) for names in shards]
     together = as_in_checkpoint(model, shapes)
     apart = {name: each.shape for part in in_files for name, each in part.items()}
@@ -117,27 +110,28 @@ def _write(tensors: Mapping[str, Tensor], path: Path) -> str:
 
 def write_shards(tensors: Iterable[tuple[str, Tensor]], target: Path) -> None:
     """Writes tensors to safetensors files of at most `SHARD` bytes (or one tensor) each, with an index if several."""
-    shard: dict[str, Tensor] = {}
-    shards: list[list[str]] = []
-    size = total = 0
-
-    def write() -> None:
+    shards, total = list[list[str]](), 0
+    for shard in _by_file(tensors):
         save_file(shard, target / f"{len(shards)}.part", metadata={"format": "pt"})
         shards.append(list(shard))
-        shard.clear()
-
-    for name, tensor in tensors:
-        if shard and size + tensor.nbytes > SHARD:
-            write()
-            size = 0
-        shard[name] = tensor.contiguous()
-        size += tensor.nbytes
-        total += tensor.nbytes
-    write()
+        total += sum(tensor.nbytes for tensor in shard.values())
+        shard.clear()  # frees its memory before the next one is read
     files = _names(len(shards))
     for number, file in enumerate(files):
         (target / f"{number}.part").rename(target / file)
     _write_index(target, files, shards, total)
+
+
+def _by_file(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+    """The tensors of each file: at most `SHARD` bytes, or one tensor."""
+    shard, size = dict[str, Tensor](), 0
+    for name, tensor in tensors:
+        if shard and size + tensor.nbytes > SHARD:
+            yield shard
+            shard, size = {}, 0
+        shard[name] = tensor.contiguous()
+        size += tensor.nbytes
+    yield shard
 
 
 def _names(count: int) -> list[str]:
