@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,26 +22,13 @@ COUNTS, MOST = ("layers", "n_layer", "experts"), 10_000
 """Suffixes of config.json's keys that count parts of a model, and the largest count: transformers lists the parts."""
 DYNAMIC = {"dynamic", "longrope", "su"}
 """Kinds of rotary embedding whose angles depend on the longest sequence in the batch."""
-ENCODERS = frozenset(
-    {
-        *("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert"),
-        *("rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl"),
-        "xmod",
-    }
-)
+LISTS = [*csv.DictReader(Path(__file__).with_suffix(".csv").read_text(encoding="utf-8").splitlines())]
+"""Names of models that config.json cannot tell from others."""
+ENCODERS = frozenset(row["name"] for row in LISTS if row["list"] == "encoders")
 """Model types that attend in both directions unless config.json has `is_decoder: true`. Only their code says so;
 tests/families verifies it.
 """
-WITHOUT_LORA = frozenset(
-    {
-        *("BailingMoeV2_5ForCausalLM", "BailingMoeV3ForCausalLM", "BloomForCausalLM", "Cohere2MoeForCausalLM"),
-        *("DbrxForCausalLM", "DeepseekV4ForCausalLM", "FalconForCausalLM", "FalconMambaForCausalLM"),
-        *("GPT2LMHeadModel", "GPTJForCausalLM", "Gemma3nForCausalLM", "HrmTextForCausalLM"),
-        *("IQuestLoopCoderForCausalLM", "KimiLinearForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM"),
-        *("MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM", "OrionForCausalLM", "StableLmForCausalLM"),
-        *("Step1ForCausalLM", "Step3TextForCausalLM", "Step3p5ForCausalLM", "Zamba2ForCausalLM"),
-    }
-)
+WITHOUT_LORA = frozenset(row["name"] for row in LISTS if row["list"] == "without_lora")
 """Architectures whose adapters vLLM cannot serve."""
 RENAMED = {"Glm4ForCausalLM": {"gate_up_proj"}}
 """Modules whose names in vLLM differ from those in transformers, by architecture."""
