@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, product
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
 import pydantic
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
+
+from rloo_pipeline.runtime.installation import csv_rows
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 OptimizerName = Literal["adamw", "adamw_8bit", "adafactor", "muon"]
@@ -39,15 +41,11 @@ class Unused(str):
     """A problem of a key that has no effect."""
 
 
-class Excluded(NamedTuple):
-    """Keys, also of sections inside, and others that cannot be used with any of them. KEY: VALUE stands for that value,
-    and KEY for any other than the default.
-    """
-
-    keys: tuple[str, ...]
-    others: tuple[str, ...]
-    reason: str = ""
-    """A clause that follows the other key; empty for what is not supported yet."""
+EXCLUDED = csv_rows("config/excluded.csv")
+"""Keys of a section, also of sections inside, and others that cannot be used with any of them. KEY: VALUE stands for
+that value, and KEY for any other than the default. The reason is a clause that follows the other key; it is empty for
+what is not supported yet.
+"""
 
 
 class Section(pydantic.BaseModel):
@@ -59,7 +57,6 @@ class Section(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
     # keys by the one without which nothing reads them
     USED_WITH: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    EXCLUDED: ClassVar[tuple[Excluded, ...]] = ()
 
     def changed(self, *keys: str) -> list[str]:
         """Those of these keys whose values are not the defaults."""
@@ -105,9 +102,9 @@ class Section(pydantic.BaseModel):
 
     def _conflicts(self) -> Iterator[str]:
         """A sentence for each pair of keys that cannot be used together."""
-        for keys, others, reason in self.EXCLUDED:
-            why = f", {reason}" if reason else " yet"
-            pairs = product(filter(None, map(self._setting, keys)), filter(None, map(self._setting, others)))
+        for row in (row for row in EXCLUDED if row["section"] == type(self).__name__):
+            why = f", {row['reason']}" if row["reason"] else " yet"
+            pairs = product(*(filter(None, map(self._setting, row[side].split(", "))) for side in ("keys", "others")))
             yield from (f"{key} cannot be used with {other}{why}; change one of the two" for key, other in pairs)
 
     @pydantic.model_validator(mode="after")
