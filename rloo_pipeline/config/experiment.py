@@ -6,7 +6,7 @@ once, in results/<experiment>/shared/, and used by all of them (`run_set`).
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -91,21 +91,6 @@ def _label(key: str, value: Any) -> str:
     text = re.sub(r"[^A-Za-z0-9.]+", "-", word).strip("-")
     says_enough = isinstance(value, str) and re.match("[A-Za-z]", value)
     return re.sub(r"[^A-Za-z0-9._-]", "-", str(value)) if says_enough else f"{key.rpartition('.')[2]}-{text}"
-
-
-def parse(raw: Mapping[str, Any], file: Path | None, origin: str) -> Experiment:
-    """Validates a mapping as an experiment.
-
-    Args:
-        raw: content of the file, as YAML or Snakemake reads it.
-        file: file that it was read from, which gives the experiment its default name; None if unknown.
-        origin: name of this file in messages.
-
-    Raises:
-        UserError: a key is unknown, missing or out of range.
-    """
-    named = {"experiment": file.stem} if file else {}
-    return checked(Experiment, {**named, **raw}, origin)
 
 
 def configs_of(experiment: Experiment, folder: Path, origin: str) -> dict[str, Config]:
