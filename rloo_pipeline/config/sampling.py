@@ -35,8 +35,6 @@ Temperature = Annotated[float, AfterValidator(check_temperature)]
 class Rollout(Section):
     """Sampling of the completions that a round trains on, with vLLM."""
 
-    USED_WITH = {"environment_sandbox": ("environment_memory_mb",)}
-
     num_generations: int = Field(4, ge=2)
     """K, the number of completions per prompt. The baseline of each one is the mean reward of the other K−1."""
     generation_batch_size: int = Field(256, ge=2)

@@ -109,13 +109,6 @@ class Update(Section):
     def _problems(self) -> Iterator[str]:
         if self.lr_scheduler_type != "constant" and self.lr_horizon_rounds is None:
             yield f"lr_scheduler_type: {self.lr_scheduler_type} needs lr_horizon_rounds; set it"
-        if self.lr_scheduler_type == "constant":
-            yield from self.unused(
-                ("lr_horizon_rounds", "min_lr_ratio"),
-                "with a constant rate, which does not decay; set lr_scheduler_type",
-            )
-        if self.optimizer == "adafactor":
-            yield from self.unused(("adam_betas", "adam_epsilon"), "with optimizer: adafactor; set another one")
 
     def note(self, rounds: int) -> str | None:
         """A sentence if the last rounds of a run do not change the policy."""
