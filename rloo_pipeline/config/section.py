@@ -1,6 +1,7 @@
 """Base class of all sections of the configuration."""
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from itertools import chain, product
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
@@ -41,12 +42,12 @@ class Unused(str):
     """A problem of a key that has no effect."""
 
 
-EXCLUDED = csv_rows("config/excluded.csv")
+EXCLUDED = "config/excluded.csv"
 """Keys of a section, also of sections inside, and others that cannot be used with any of them. KEY: VALUE stands for
 that value, and KEY for any other than the default. The reason is a clause that follows the other key; it is empty for
 what is not supported yet.
 """
-UNUSED = csv_rows("config/unused.csv")
+UNUSED = "config/unused.csv"
 """Keys of a section that nothing reads with a value of another one, or without that one."""
 
 
@@ -100,10 +101,12 @@ class Section(pydantic.BaseModel):
             return None
         return f"{key}: {value}" if isinstance(value, str | int | float) and value is not True else key
 
-    def _rows(self, table: list[dict[str, str]]) -> Iterator[dict[str, str]]:
+    @classmethod
+    @cache
+    def _rows(cls, table: str) -> list[dict[str, str]]:
         """The rows of a table about this section, or one that it extends."""
-        names = {section.__name__ for section in type(self).__mro__}
-        return (row for row in table if row["section"] in names)
+        names = {section.__name__ for section in cls.__mro__}
+        return [row for row in csv_rows(table) if row["section"] in names]
 
     def _conflicts(self) -> Iterator[str]:
         """A sentence for each pair of keys that cannot be used together."""

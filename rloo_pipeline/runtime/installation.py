@@ -3,6 +3,7 @@ requirements/. `python -m rloo_pipeline.runtime.installation` prints it.
 """
 
 import csv
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -13,6 +14,7 @@ NO_PROJECT = " in this folder; name one, go to the folder of a project, or make 
 PACKAGE = Path(str(files("rloo_pipeline")))
 
 
+@cache
 def csv_rows(path: str) -> list[dict[str, str]]:
     """The rows of a CSV file of this package, such as `config/excluded.csv`."""
     with (PACKAGE / path).open(encoding="utf-8", newline="") as file:

@@ -4,9 +4,12 @@ import pytest
 
 from rloo_pipeline import config
 from rloo_pipeline.config.section import EXCLUDED, UNUSED, section_in
+from rloo_pipeline.runtime.installation import csv_rows
 
 
-@pytest.mark.parametrize("row", [*EXCLUDED, *UNUSED], ids=lambda row: f"{row['section']}: {row['keys']}")
+@pytest.mark.parametrize(
+    "row", [*csv_rows(EXCLUDED), *csv_rows(UNUSED)], ids=lambda row: f"{row['section']}: {row['keys']}"
+)
 def test_each_name_is_a_key_of_its_section(row) -> None:
     _, *columns, _ = row.values()
     for name in filter(None, ", ".join(columns).split(", ")):
