@@ -63,7 +63,9 @@ class Experiment(Section):
             for key in changes:
                 if reason := OWN.get(key.partition(".")[0]):
                     yield f"{key}: an arm cannot change it; {reason}"
-            for key, other in itertools.permutations(_all_keys(changes), 2):
+            # at all depths, repeated if they are written more than once
+            written = (inner for key, value in changes.items() for inner in flatten({key: value}))
+            for key, other in itertools.permutations(written, 2):
                 if f"{other}.".startswith(f"{key}."):
                     yield f"{key}: arm '{name}' sets it twice; leave one of the two out"
 
@@ -78,11 +80,6 @@ class Experiment(Section):
         for values in itertools.product(*self.vary.values()):
             changes = dict(zip(self.vary, values, strict=True))
             yield "_".join(itertools.starmap(_label, changes.items())), changes
-
-
-def _all_keys(changes: JSON) -> list[str]:
-    """The dotted keys that an arm changes, at all depths, repeated if they are written more than once."""
-    return [inner for key, value in changes.items() for inner in flatten({key: value})]
 
 
 def _label(key: str, value: Any) -> str:
