@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices
+from rloo_pipeline.runtime.installation import csv_rows
 
 if TYPE_CHECKING:
     from rloo_pipeline.config import Dtype
@@ -29,18 +30,7 @@ class Card(NamedTuple):
 
 
 CARDS = {
-    card.name: card
-    for card in (
-        Card("t4", 16, 65, 0.32),
-        Card("rtx3090", 24, 71, 0.94),
-        Card("rtx4090", 24, 165, 1.01),
-        Card("a40", 48, 150, 0.7),
-        Card("l40s", 48, 362, 0.86),
-        Card("a100", 80, 312, 2.0),
-        Card("h100", 80, 989, 3.35),
-        Card("h200", 141, 989, 4.8),
-        Card("b200", 180, 2250, 8.0),
-    )
+    name: Card(name, *map(float, numbers)) for name, *numbers in map(dict.values, csv_rows("before_run/cards.csv"))
 }
 WITHOUT_BFLOAT16 = ("t4",)
 """Cards on which vLLM refuses bfloat16. Older ones, such as the V100, do not run CUDA 13."""

@@ -11,19 +11,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-TWICE = """
-#include <cstdio>
-__global__ void twice(float *x) { x[threadIdx.x] *= 2; }
-int main() {
-    float host[4] = {1, 2, 3, 4}, *device;
-    cudaMalloc(&device, sizeof host);
-    cudaMemcpy(device, host, sizeof host, cudaMemcpyHostToDevice);
-    twice<<<1, 4>>>(device);
-    cudaMemcpy(host, device, sizeof host, cudaMemcpyDeviceToHost);
-    if (cudaGetLastError() != cudaSuccess || host[3] != 8) { fprintf(stderr, "wrong result\\n"); return 1; }
-    return 0;
-}
-"""
 tl: Any = None
 """triton.language, which kernels look up in the namespace of their module."""
 
@@ -70,9 +57,8 @@ def nvcc() -> str:
         raise FileNotFoundError("no CUDA_HOME; run `make setup ACCELERATOR=cuda`, or load the CUDA 13 module")
     program = Path(CUDA_HOME) / "bin" / "nvcc"
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "twice.cu"
-        source.write_text(TWICE)
-        compiled: list[str | Path] = [program, "-arch=native", "-o", source.with_suffix(""), source]
+        twice = Path(folder) / "twice"
+        compiled: list[str | Path] = [program, "-arch=native", "-o", twice, Path(__file__).with_name("twice.cu")]
         stubs = f"-L{CUDA_HOME}/lib64/stubs"  # where FlashInfer looks for libcuda.so, too
         linked = subprocess.run([*compiled, stubs, "-lcuda"], stderr=subprocess.PIPE, text=True, check=False)
         if "find -lcuda" in linked.stderr:
@@ -82,7 +68,7 @@ def nvcc() -> str:
             )
         print(linked.stderr, end="", file=sys.stderr)
         linked.check_returncode()
-        subprocess.run([source.with_suffix("")], check=True)
+        subprocess.run([twice], check=True)
     return f"{program} compiles and runs a kernel"
 
 

@@ -95,8 +95,10 @@ def _first_that_fits(
     split only if necessary. If none fits, the last candidate, which needs the least memory; None if there is none.
     """
     layout = None
-    for changes in (changes for changes in candidates if _divides(changes, shape)):
-        if advice.is_allowed(config.override(changes)):
+    for changes in candidates:
+        parts = changes["deepspeed.sequence_parallel"], changes["vllm.tensor_parallel_size"]
+        divides = not any(shape.query_heads % count for count in parts)
+        if divides and advice.is_allowed(config.override(changes)):
             layout = _measured(name, config, changes, shape, card, gpus)
             if not layout.problem:
                 break
@@ -153,11 +155,6 @@ def _training(config: Config, gpus: int, changes: Changes) -> Iterator[Changes]:
                 "deepspeed.max_tokens_per_micro_batch": micro_batch,
                 "deepspeed.sequence_parallel": parts,
             }
-
-
-def _divides(changes: Changes, shape: ModelDims) -> bool:
-    parts = changes["deepspeed.sequence_parallel"], changes["vllm.tensor_parallel_size"]
-    return not any(shape.query_heads % count for count in parts)
 
 
 def fewest(config: Config, shape: ModelDims, card: Card, more_than: int) -> int | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rloo_pipeline.artifacts import fence
 from rloo_pipeline.cli import after_run, before_run, during_run, stages
-from rloo_pipeline.cli.command import Command, RlooParser, option
+from rloo_pipeline.cli.command import Command, RlooParser, call, option
 from rloo_pipeline.cluster import nodes
 from rloo_pipeline.errors import UserError, explain
 from rloo_pipeline.runtime import cost, environment, output, progress, ranks
@@ -61,29 +61,19 @@ WORKER = Command(  # without --log, since the stages that it runs have their own
 STAGES = "stages, which Snakemake runs (the command of any job can be pasted into a shell)"
 
 
-def _host(arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.cluster import node_workers
-
-    node_workers.host(arguments.plan)
-
-
 HOST = Command(
     "worker-host",
-    _host,
+    lambda arguments: call("rloo_pipeline.cluster.node_workers:host", (), arguments, arguments.plan),
     "Start workers on a node of a SLURM job, for the Snakemake process that calls this.",
     (option("plan", help="what to start, in JSON"),),
 )
 
 
-def _call_model(arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.workers import kept_models
-
-    kept_models.answer(arguments.output, arguments.calls)
-
-
 CALL_MODEL = Command(
     client.CALL_MODEL,
-    _call_model,
+    lambda arguments: call(
+        "rloo_pipeline.workers.kept_models:answer", (), arguments, arguments.output, arguments.calls
+    ),
     "Call a reward model that a worker keeps, for a stage that runs elsewhere.",
     (
         option("--output", type=Path, help="folder of the run"),

@@ -286,14 +286,12 @@ def init_from_trl(folder: Path, command: str, model: str | None, force: bool) ->
     console, project = Terminal(), TrlProject(command, model, folder)
     written = yaml.safe_dump(project.config, default_flow_style=None, sort_keys=False, allow_unicode=True, width=100)
     tables = list(groups(project.rows))
-    context = {"run": project.config["run"], "model": project.config["model"], "data": project.data, "examples": ()}
     script = shlex.quote(project.script.path.name)
+    context = {"run": project.config["run"], "model": project.config["model"], "data": project.data, "examples": ()}
     context |= {"reward": None, "tables": tables, "files": project.files, "script": script}
-    context["command"] = shlex.quote(command)
-    texts = {
-        "config/config.yaml": f"# From {context['script']}; README.md says what became of each option.\n\n{written}"
-    }
-    write(folder, {**texts, **project.files, **dict(files_of(context))}, force, console)
+    others = dict(files_of(context | {"command": shlex.quote(command)}))
+    config = f"# From {script}; README.md says what became of each option.\n\n{written}"
+    write(folder, {"config/config.yaml": config, **project.files, **others}, force, console)
     for title, all_rows in tables:
         lines = [row for row in all_rows if row.option.startswith("line ")]
         rows = [row for row in all_rows if row not in lines or len(lines) <= MOST_LINES]

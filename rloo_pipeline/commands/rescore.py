@@ -10,14 +10,12 @@ rounding of a weighted sum are equal.
 """
 
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import torch
-from torch import Tensor
 
 from rloo_pipeline.algorithm.nan_stats import merged
 from rloo_pipeline.artifacts import round_tables, tables
@@ -26,7 +24,7 @@ from rloo_pipeline.artifacts.policy import Policy, measured_reward_model
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables
 from rloo_pipeline.checks.statistics import Array, informative
-from rloo_pipeline.config import Config, Reward, Rollout
+from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.training.round_data import completions_of
@@ -76,7 +74,7 @@ def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path) 
         new_config = new_config.with_reward_model(str(measured_reward_model(run / "reward_model" / "checks.json")))
     algorithm = config.algorithm.model_copy(update={"teacher": None})
     states = {"old": AlgorithmState(), "new": AlgorithmState()}
-    compared: dict[str, tuple[list[list[float]], ...]] = {}
+    compared: dict[str, Array] = {}
     for folder in folders:
         rollouts, old, new = _tables(new_config, run, folder, prompts, output / "rounds" / folder.name)
         if not len(rollouts):  # no group has ended (rollout.token_budget)
@@ -85,14 +83,13 @@ def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path) 
         for name, scores in (("old", old), ("new", new)):
             completions = completions_of(algorithm, RoundTables(rollouts, scores), config.rollout.cut_by)
             batches[name], states[name] = make_batch(algorithm, config.rollout, completions, states[name])
-        compared[folder.name] = (
-            *(_by_prompt(batches[name].completions.scores, config.rollout) for name in ("old", "new")),
-            *(_by_prompt(batches[name].advantages.double(), config.rollout) for name in ("old", "new")),
-        )
+        values = [batch.completions.scores for batch in batches.values()]
+        values += [batch.advantages.double() for batch in batches.values()]
+        compared[folder.name] = torch.stack(values).view(4, -1, config.rollout.num_generations).numpy()
     if not compared:
         raise UserError(f"{run}: no group has ended in its rounds (rollout.token_budget); run it for longer")
     changes = {name: change(*values) for name, values in compared.items()}
-    overall = change(*(list(chain.from_iterable(rounds)) for rounds in zip(*compared.values(), strict=True)))
+    overall = change(*np.concatenate([*compared.values()], axis=1))
     content = {
         "run": config.run,
         "rewards": [reward.model_dump(mode="json") for reward in rewards],
@@ -125,12 +122,6 @@ def _tables(
     return rollouts, old.scores, pa.concat_tables(new)
 
 
-def _by_prompt(values: Tensor, rollout: Rollout) -> list[list[float]]:
-    """Values of completions as nested lists [prompts, samples]."""
-    rows: list[list[float]] = values.view(-1, rollout.num_generations).tolist()
-    return rows
-
-
 def _print_changes(changes: dict[str, Change], overall: Change) -> None:
     from rich.table import Column, Table
 
@@ -146,10 +137,10 @@ def _print_changes(changes: dict[str, Change], overall: Change) -> None:
 
 
 def change(
-    old: Sequence[Sequence[float]],
-    new: Sequence[Sequence[float]],
-    old_advantages: Sequence[Sequence[float]],
-    new_advantages: Sequence[Sequence[float]],
+    old: Sequence[Sequence[float]] | Array,
+    new: Sequence[Sequence[float]] | Array,
+    old_advantages: Sequence[Sequence[float]] | Array,
+    new_advantages: Sequence[Sequence[float]] | Array,
 ) -> Change:
     """Compares old and new rewards of the same completions, of a round or of all rounds.
 

@@ -54,7 +54,7 @@ class Translation:
             except (ValueError, TypeError) as error:
                 raise UserError(f"generation_kwargs {kwargs}: not a JSON object ({error})") from error
         options |= {name: value for name, value in kwargs.items() if _samples(name)}  # overridden
-        self.options = {**tables.BOTH, **tables.DEFAULTS[kind], **options}
+        self.options = {**tables.DEFAULTS[kind], **options}
         if self.options.get("top_k") == -1:  # -1 turns it off in vLLM, 0 does here
             self.options["top_k"] = 0
         self.keys: JSON = {}
@@ -80,7 +80,7 @@ class Translation:
         """
         self.read.add(option)
         origin = "" if option in self.given else " (TRL's default)"
-        if origin and (earlier := tables.EARLIER[self.kind].get(option)):
+        if origin and (earlier := tables.EARLIER.get((self.kind, option))):
             told = "TRL's default since {}, {} before".format(*earlier)
             origin, note = (origin, f"{note}; {told}") if note else (f" ({told})", note)
         self.rows.append(ArgumentRow(option, shown(self.options.get(option)) + origin, here, note))
@@ -93,9 +93,9 @@ class Translation:
     def _drop_unused(self) -> None:
         """Leaves out options that have no effect on the loss or with the optimizer."""
         loss, unused = str(self.options.get("loss_type")), list[str]()
-        if "clip" in tables.LOSSES.get(loss, ()):
+        if "clip" in tables.VALUES["loss_type"].get(loss, ()):
             unused += ["delta"] if loss == "cispo" else ["delta", "epsilon", "epsilon_high"]
-        if tables.OPTIMIZERS.get(str(self.options.get("optim"))) == "adafactor":
+        if tables.VALUES["optim"].get(str(self.options.get("optim"))) == "adafactor":
             unused += ["adam_beta1", "adam_beta2", "adam_epsilon"]
         for name in unused:
             self.options.pop(name, None)
@@ -167,7 +167,7 @@ class Translation:
     def _length(self) -> None:
         """Sets the number of rounds, from optimizer steps or epochs."""
         per_round = self.steps * self.options["num_iterations"]
-        steps, epochs = self.options.get("max_steps", -1), self.options.setdefault("num_train_epochs", 3.0)
+        steps, epochs = self.options.get("max_steps", -1), self.options["num_train_epochs"]
         batch, prompts = self.keys["rollout.generation_batch_size"], self.options["num_generations"]
         if steps > 0:
             self.read.add("num_train_epochs")
@@ -194,7 +194,7 @@ class Translation:
         if name == "cosine_with_min_lr" and isinstance(kwargs, dict) and len(kwargs) == 1:
             least = kwargs.get("min_lr_rate", kwargs.get("min_lr", 0) / self.options["learning_rate"])
             self._set("lr_scheduler_kwargs", "update.min_lr_ratio", least, f"{least:g} of learning_rate")
-        if schedule := tables.SCHEDULES.get(name):
+        if schedule := tables.VALUES["lr_scheduler_type"].get(name):
             decays = schedule != "constant"
             note = "with update.lr_horizon_rounds" if decays else ""
             self._set("lr_scheduler_type", "update.lr_scheduler_type", schedule, note)
@@ -213,14 +213,14 @@ class Translation:
         for name in ("adam_beta1", "adam_beta2"):
             if name in self.given and name in self.options:
                 self._set(name, "update.adam_betas", betas, "one key for both")
-        if optimizer := tables.OPTIMIZERS.get(str(self.options.get("optim"))):
+        if optimizer := tables.VALUES["optim"].get(str(self.options.get("optim"))):
             self._set("optim", "update.optimizer", optimizer, optimizer)
 
     def _grpo(self) -> None:
         """Sets the keys of GRPO's loss to TRL's defaults. In TRL, truncated completions stay in the baseline."""
         algorithm = {"keep_truncated_in_baseline": True, "importance_sampling_level": "token", "clip": "ppo"}
-        for option, default, table in (("loss_type", "dapo", tables.LOSSES), ("scale_rewards", "group", tables.SCALES)):
-            value = self.options.setdefault(option, default)
+        for option in ("loss_type", "scale_rewards"):
+            value, table = self.options[option], tables.VALUES[option]
             value = {True: "group", False: "none"}.get(value, value) if option == "scale_rewards" else value
             if option == "scale_rewards" and self.options.get("multi_objective_aggregation") == "normalize_then_sum":
                 # this divides by the spread of the batch, whatever scale_rewards says
@@ -254,7 +254,6 @@ class Translation:
             algorithm["epsilon_high"] = bound - 1
             self.add("epsilon_high", "algorithm.epsilon_high", "the bound minus 1")
         if self.options["beta"]:
-            self.options.setdefault("use_bias_correction_kl", True)
             correction = bool(self.options["use_bias_correction_kl"])
             algorithm["kl"] = {"placement": "loss", "estimator": "k3", "bias_correction": correction}
             self.add("use_bias_correction_kl", "algorithm.kl.bias_correction", "with placement: loss, estimator: k3")
@@ -269,7 +268,7 @@ class Translation:
         self.read |= {*names, cap}
         if not self.options.get("use_vllm") or not self.options.get("vllm_importance_sampling_correction", True):
             return {}
-        mode, low = self.options.setdefault(names[0], "sequence_mask"), self.options.get(names[2])
+        mode, low = self.options[names[0]], self.options.get(names[2])
         high = self.options.get(cap) or self.options.get(names[1], 3.0)
         cut = [name for name in ("top_p", "top_k", "min_p") if self.options.get(name) not in (None, 0, 1, 1.0)]
         if cut:  # the sampler's log-probs are those of the cut distribution
@@ -280,7 +279,7 @@ class Translation:
                 raise UserError(f"loss_type vespo with {names[0]} {mode}: has no counterpart; set token_truncate")
             self.add(names[0], "algorithm.old_logps", "sampler: the ratios are to the sampler, none is truncated")
             return {"old_logps": "sampler"}
-        correction, limits = tables.CORRECTIONS[mode], {} if low is None else {"min": low}
+        correction, limits = tables.VALUES[names[0]][mode], {} if low is None else {"min": low}
         self.add(names[0], "algorithm.mismatch", f"correction: {correction}, max: {shown(high)}")
         if self.options.get("vllm_structured_outputs_regex"):  # needs the correction above
             self._one("vllm_structured_outputs_regex", "rollout.generation_kwargs.structured_outputs.regex")

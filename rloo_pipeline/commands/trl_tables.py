@@ -1,33 +1,36 @@
 """Options of RLOOConfig and GRPOConfig in TRL 1.16: their defaults, and their counterparts here."""
 
-import csv
 from collections.abc import Mapping
-from pathlib import Path
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
-from rloo_pipeline.config.section import JSON
+import yaml
 
-DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "RLOO": {"num_generations": 2, "beta": 0.05},
-    "GRPO": {"num_generations": 8, "beta": 0.0},
-}
-BOTH = {"max_completion_length": 512, "learning_rate": 1e-6, "lr_scheduler_type": "linear", "num_iterations": 1}
-EARLIER: Mapping[str, Mapping[str, tuple[str, str]]] = {
-    "RLOO": {"max_completion_length": ("1.10", "256"), "max_prompt_length": ("0.27", "512")},
-    "GRPO": {
-        "max_completion_length": ("1.10", "256"),
-        "max_prompt_length": ("0.26", "512"),
-        "beta": ("0.19", "0.04"),
-        "temperature": ("0.18", "0.9"),
-        "top_k": ("0.18", "50"),
-        "loss_type": ("0.22", "bnpo"),
-        "use_bias_correction_kl": ("1.10", "false"),
-        "vllm_importance_sampling_mode": ("0.26", "token_truncate at 2.0, or none,"),
-    },
-}
+from rloo_pipeline.config.section import JSON
+from rloo_pipeline.runtime.installation import csv_rows
+
+_DEFAULTS = csv_rows("commands/trl_defaults.csv")
+
+
+def _defaults(of: str) -> dict[str, Any]:
+    rows = (row for row in _DEFAULTS if row["of"] == of and row["default"])
+    return {row["option"]: yaml.safe_load(row["default"]) for row in rows}
+
+
+DEFAULTS = {kind: _defaults(kind) for kind in ("RLOO", "GRPO")}
+EARLIER = {(row["of"], row["option"]): (row["since"], row["before"]) for row in _DEFAULTS if row["since"]}
 """The first release with the default of 1.16, and the default before it; for RLOO, of TRL 0.22 and later."""
-with Path(__file__).with_name("trl_options.csv").open(encoding="utf-8", newline="") as _file:
-    _ROWS = [tuple(row.values()) for row in csv.DictReader(_file)]
+OF_MODEL = _defaults("ModelConfig")
+"""Defaults of TRL's ModelConfig and ScriptArguments. These command-line options are not passed to the trainer, but read
+where the script uses them.
+"""
+VALUES: Mapping[str, JSON] = {
+    option: {row["value"]: yaml.safe_load(row["here"]) for row in rows}
+    for option, rows in groupby(csv_rows("commands/trl_values.csv"), itemgetter("option"))
+}
+"""By option: its values, and what they are here, which for some is a part of the section `algorithm`."""
+_ROWS = [tuple(row.values()) for row in csv_rows("commands/trl_options.csv")]
 KEYS = {option: key for option, key, _ in _ROWS if key}
 """Options that are taken over unchanged, and the keys that they set."""
 WITHOUT_KEY = {option: instead for option, key, instead in _ROWS if not key}
@@ -36,39 +39,6 @@ that are read together with another option.
 """
 SAMPLING = {"stop_strings": "stop", "min_new_tokens": "min_tokens"}
 """transformers' names of vLLM's sampling parameters."""
-OPTIMIZERS = {
-    **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "paged_adamw_32bit"), "adamw"),
-    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"), "adamw_8bit"),
-    "adafactor": "adafactor",
-}
-SCHEDULES = {
-    "linear": "linear",
-    "cosine": "cosine",
-    "cosine_with_min_lr": "cosine",
-    "constant": "constant",
-    "constant_with_warmup": "constant",
-}
-LOSSES: Mapping[str, JSON] = {
-    "grpo": {"loss_agg_mode": "sequence_mean_token_mean"},
-    "bnpo": {"loss_agg_mode": "token_mean"},
-    "dapo": {"loss_agg_mode": "token_mean"},
-    "dr_grpo": {"loss_agg_mode": "sequence_mean_token_sum_norm"},
-    "luspo": {"loss_agg_mode": "sequence_mean_token_sum"},
-    "cispo": {"loss_agg_mode": "token_mean", "clip": "cispo"},
-    "sapo": {"loss_agg_mode": "sequence_mean_token_mean", "clip": "sapo"},
-    "vespo": {"loss_agg_mode": "token_mean", "clip": "vespo"},
-}
-SCALES: Mapping[str, JSON] = {
-    "group": {"advantage": "grpo"},
-    "none": {"advantage": "dr_grpo"},
-    "batch": {"advantage": "dr_grpo", "reward_normalization": "batch"},
-}
-CORRECTIONS = {
-    "token_truncate": "token_tis",
-    "token_mask": "token_mis",
-    "sequence_truncate": "sequence_tis",
-    "sequence_mask": "sequence_mis",
-}
 LOADING = {
     *("attn_implementation", "device_map", "low_cpu_mem_usage", "use_cache", "use_kernels", "cache_dir", "token"),
     *("local_files_only", "offload_folder", "fast_inference", "max_lora_rank", "gpu_memory_utilization"),
@@ -87,22 +57,6 @@ OF_LORA = {
     "use_dora": "use_dora",
 }
 """Command-line options, and the LoraConfig arguments that TRL's get_peft_config makes from them."""
-OF_MODEL: Mapping[str, Any] = {
-    **dict.fromkeys(("dtype", "torch_dtype", "attn_implementation", "dataset_config", "datasets")),
-    **dict.fromkeys(("lora_target_modules", "lora_modules_to_save", "lora_target_parameters")),
-    **dict.fromkeys(("use_peft", "use_rslora", "use_dora", "load_in_4bit", "load_in_8bit", "dataset_streaming"), False),
-    "model_revision": "main",
-    "lora_r": 16,
-    "lora_alpha": 32,
-    "lora_dropout": 0.05,
-    "lora_task_type": "CAUSAL_LM",
-    "dataset_train_split": "train",
-    "dataset_test_split": "test",
-    "trust_remote_code": False,
-}
-"""Defaults of TRL's ModelConfig and ScriptArguments. These command-line options are not passed to the trainer, but read
-where the script uses them.
-"""
 OFF = {
     **dict.fromkeys(("do_sample", "include_stop_str_in_output", "skip_special_tokens"), True),
     **dict.fromkeys(("presence_penalty", "frequency_penalty", "entropy_coef", "router_aux_loss_coef"), 0.0),

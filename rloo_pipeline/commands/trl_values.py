@@ -45,10 +45,7 @@ class ScriptValues(ScriptNames):
         """
         found: dict[str, ast.expr] = {}
         for keyword in call.keywords:
-            if keyword.arg is not None:
-                found[keyword.arg] = keyword.value
-                continue
-            entries = self.entries(keyword.value)
+            entries = self.entries(keyword.value) if keyword.arg is None else {keyword.arg: keyword.value}
             if entries is None:
                 raise UserError(self.at(keyword.value, "write the arguments out; the script does not show them"))
             found |= entries

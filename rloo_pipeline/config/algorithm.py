@@ -12,7 +12,7 @@ from rloo_pipeline.config import presets
 from rloo_pipeline.config.corrections import KL, Mismatch, ResponseLength
 from rloo_pipeline.config.data import ModelSource
 from rloo_pipeline.config.distillation import Teacher
-from rloo_pipeline.config.section import Excluded, Reference, Section
+from rloo_pipeline.config.section import Reference, Section
 from rloo_pipeline.errors import did_you_mean
 
 RatioLevel = Literal["sequence", "sequence_mean", "token"]
@@ -59,32 +59,6 @@ class Algorithm(Section):
     """The policy-gradient algorithm: every choice that changes the gradient, under TRL's names where TRL has one. See
     docs/algorithms.md.
     """
-
-    EXCLUDED = (
-        Excluded(
-            ("filter_zero_variance",),
-            ("multi_objective_aggregation", "teacher"),
-            "since it drops groups of equal scores, which can teach here",
-        ),
-        Excluded(("old_logps: sampler",), ("mismatch.correction",), "since the ratio corrects for the sampler already"),
-        Excluded(
-            ("old_logps: sampler",),
-            ("top_entropy_quantile",),
-            "which needs entropies that the trainer computes with old_logps: trainer",
-        ),
-        Excluded(
-            ("clip: vespo",),
-            ("mismatch.correction",),
-            "since it weights completions already, and with old_logps: sampler corrects for the sampler",
-        ),
-        Excluded(("delta",), ("clip",), "since it bounds the ratio of clip: ppo"),
-        Excluded(("loss",), ("clip",), "since it replaces the whole loss"),
-        Excluded(
-            ("kl.bias_correction",),
-            ("clip: none", "kl.placement: reward", "kl.placement: token_reward"),
-            "since it multiplies the KL in the loss by the ratio",
-        ),
-    )
 
     preset: str | None = None
     """Fills the keys of this section that you leave out: with RLOO as another system implements it (`paper`, `trl`,

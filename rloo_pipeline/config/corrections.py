@@ -14,8 +14,6 @@ Correction = Literal["token_tis", "sequence_tis", "token_mis", "sequence_mis", "
 class KL(Section):
     """KL penalty that keeps the policy near the reference policy (policy 0). Its coefficient is `algorithm.beta`."""
 
-    USED_WITH = {"target": ("gain",)}
-
     placement: Literal["reward", "token_reward", "loss"] = "reward"
     """Placement of the penalty. `reward`: subtracted from each completion's reward before the baseline (the RLOO
     paper). `token_reward`: subtracted from each token's reward-to-go after the baseline. `loss`: added to the loss as a
@@ -122,8 +120,6 @@ class ResponseLength(Section):
     completions of several turns, `target` counts the tokens that the model sampled, and `overlong_cache` all tokens, as
     `rollout.max_completion_length` does.
     """
-
-    USED_WITH = {"overlong_cache": ("overlong_penalty",), "target": ("target_penalty",)}
 
     overlong_cache: int | None = Field(None, ge=1)
     """Soft over-long penalty (DAPO): the penalty grows linearly over the last `overlong_cache` tokens before

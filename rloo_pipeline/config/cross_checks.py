@@ -6,72 +6,9 @@ from operator import attrgetter
 from rloo_pipeline.config import lag, rewards
 from rloo_pipeline.config.algorithm import estimators
 from rloo_pipeline.config.run_keys import RunKeys
-from rloo_pipeline.config.section import Excluded
 
 ENVIRONMENT_REWARD = "rloo_pipeline.rewards.from_environment:environment_reward"
 """The reward function that returns the reward which the environment gave an episode."""
-EXCLUDED = (
-    Excluded(
-        ("dataset.image_column",),
-        (
-            *("algorithm.teacher", "reward_model", "rollout.tools", "rollout.environment", "rollout.router_replay"),
-            *("rollout.token_budget", "warmstart.sft", "evaluation.harness", "update.torch_compile"),
-            *("model.quantization", "deepspeed.zero_stage: 3", "deepspeed.sequence_parallel"),
-        ),
-    ),
-    Excluded(("model.train_vision",), ("deepspeed.processes",)),
-    Excluded(("model.train_vision",), ("update.lora",), "whose adapter is one of the language model"),
-    Excluded(("model.quantization",), ("deepspeed.zero_stage: 3",)),
-    Excluded(("model.quantization",), ("warmstart.sft",), "which trains all weights"),
-    Excluded(
-        ("rollout.top_p", "rollout.top_k", "rollout.min_p"),
-        (
-            *("rollout.lag", "rollout.token_budget", "algorithm.kl.target", "algorithm.teacher"),
-            *("algorithm.old_logps: sampler", "algorithm.mismatch.correction"),
-        ),
-        "since the sampler's log-probs are those of the cut distribution, unlike the trainer's",
-    ),
-    Excluded(
-        ("rollout.lag", "rollout.token_budget"),
-        ("algorithm.kl.target",),
-        "since the KL of samples of an older policy is not that of the policy which the target steers",
-    ),
-    Excluded(
-        ("rollout.oversample",),
-        ("algorithm.teacher", "algorithm.multi_objective_aggregation"),
-        "since it leaves out groups of equal scores, which can teach here",
-    ),
-    Excluded(
-        ("rollout.refill",),
-        ("algorithm.filter_zero_variance: false",),
-        "since it replaces the groups that the filter drops",
-    ),
-    Excluded(("rollout.quantization",), ("model.dtype: float32",), "since vLLM's FP8 layers compute in 16 bits"),
-    Excluded(("rollout.router_replay",), ("vllm.decode_context_parallel_size",)),
-    Excluded(("rollout.tools", "rollout.environment"), ("vllm.data_parallel_size",)),
-    Excluded(("reward_model",), ("deepspeed.sequence_parallel",)),
-    Excluded(
-        ("update.optimizer", "warmstart.sft.optimizer"), ("deepspeed.zero_stage: 3", "deepspeed.offload.optimizer")
-    ),
-    Excluded(("update.torch_compile",), ("deepspeed.zero_stage: 3", "model.quantization", "reproducible")),
-    Excluded(
-        ("model.dtype: float16",),
-        (
-            *("deepspeed.sequence_parallel", "deepspeed.gradient_checkpointing: offload"),
-            "deepspeed.offload.optimizer: nvme",
-        ),
-        "since the whole model, with its head, runs in float16",
-    ),
-    Excluded(
-        ("deepspeed.offload.parameters: nvme",),
-        ("model.dtype: float32", "model.dtype: float16"),
-        "since DeepSpeed's offload to disk holds weights in bfloat16",
-    ),
-    Excluded(("deepspeed.offload.optimizer: nvme",), ("update.lora",), "which has little state"),
-    Excluded(("exchange",), ("update.lora",), "whose policies are small"),
-    Excluded(("exchange",), ("keep_every: 1",), "since policies that are kept go into the run's folder"),
-)
-"""Keys of different sections that cannot be used together."""
 
 
 def problems(config: RunKeys) -> Iterator[str]:

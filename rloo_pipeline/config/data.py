@@ -20,8 +20,6 @@ def braces(path: str | None) -> Iterator[str]:
 class ModelSource(Section):
     """A local folder, a Hub id, or a function that builds a model."""
 
-    USED_WITH = {"name_or_path": ("revision",)}
-
     name_or_path: str | None = None
     """Hub id or local folder of a causal language model with safetensors weights and a tokenizer. Give this or `build`.
     """
@@ -66,8 +64,6 @@ class Model(ModelSource):
 
 class Source(Section):
     """Source of rows. Set exactly one of `name`, `path` and `generator`."""
-
-    USED_WITH = {"name": ("config_name", "split", "revision")}
 
     name: str | None = None
     """Hub id of a dataset, or a folder that `datasets.load_dataset` can read."""
@@ -234,10 +230,6 @@ class Sft(Section):
     def _problems(self) -> Iterator[str]:
         if self.warmup_steps >= self.steps:
             yield f"warmup_steps ({self.warmup_steps}) leaves none of the {self.steps} steps after it; set fewer"
-        if self.lr_scheduler_type == "constant":
-            yield from self.unused(("min_lr_ratio",), "with a constant rate; set lr_scheduler_type")
-        if self.optimizer == "adafactor":
-            yield from self.unused(("adam_betas",), "with optimizer: adafactor; set another one")
 
 
 class Warmstart(Section):

@@ -8,49 +8,15 @@ from pydantic_core import ErrorDetails
 from rloo_pipeline.config.run import Config
 from rloo_pipeline.config.section import S, Section, section_in
 from rloo_pipeline.errors import UserError, did_you_mean
+from rloo_pipeline.runtime.installation import csv_rows
 
-MEANINGS = (
-    ("gpus_per_node", "deepspeed.processes is the number of GPUs of an update, deepspeed.nodes that of its nodes"),
-    ("gpus", "deepspeed.processes is the number of GPUs of an update, vllm.tensor_parallel_size that of a rollout"),
-    ("model_name_or_path", "the model is model.name_or_path"),
-    ("run_name", "the name of a run is `run`"),
-    ("output_dir", "all files of a run are in results/<run>/, where `run` is its name"),
-    ("max_steps num_train_epochs total_epochs epochs", "the length of a run is `rounds`"),
-    ("batch_size train_batch_size rollout_batch_size", "completions of a round are rollout.generation_batch_size"),
-    ("n rloo_k n_samples_per_prompt", "the number of completions of a prompt is rollout.num_generations"),
-    ("max_new_tokens max_response_length response_length", "the longest completion is rollout.max_completion_length"),
-    ("kl_coef kl_loss_coef init_kl_coef", "the KL coefficient is algorithm.beta"),
-    ("clip_ratio cliprange eps_clip", "the clip range is algorithm.epsilon"),
-    ("adv_estimator advantage_estimator", "the estimator is algorithm.advantage"),
-    ("grad_clip", "the limit of the gradient's norm is update.max_grad_norm"),
-    ("tensor_model_parallel_size", "the number of GPUs of an engine is vllm.tensor_parallel_size"),
-    ("logger", "trackers are report_to"),
-    (
-        "per_device_train_batch_size gradient_accumulation_steps",
-        "deepspeed.max_tokens_per_micro_batch bounds the tokens of one forward pass",
-    ),
-    ("bf16 fp16", "the number format is model.dtype"),
-    ("optim", "the optimizer is update.optimizer"),
-    ("loss_type", "algorithm.preset names an algorithm such as dapo, algorithm.loss_agg_mode how its loss is averaged"),
-    ("scale_rewards", "algorithm.advantage: grpo divides by the standard deviation of the group, dr_grpo does not"),
-    ("num_generations_eval", "completions of a held-out prompt are evaluation.num_generations"),
-    ("eval_steps", "evaluation.every is the number of rounds between evaluations"),
-    ("save_steps save_freq save_total_limit", "keep_every is the number of rounds between policies that are kept"),
-    ("reward_funcs", "reward functions are the list `rewards`, each with a key `function`"),
-    ("reward_weights", "weights are rewards[].weight"),
-    ("train_dataset", "the training rows are dataset.train"),
-    ("eval_dataset", "the held-out rows are dataset.eval"),
-    ("peft_config", "LoRA is update.lora"),
-    ("modules_to_save", "vLLM serves adapters of layers alone, no module that is trained as a whole beside them"),
-    ("lmbda", "algorithm.teacher trains on the student's samples alone; demonstrations come first, in warmstart.sft"),
-    ("loss_top_k", "the number of tokens of a teacher's distribution is algorithm.teacher.top_k"),
-    ("lr actor_learning_rate", "the learning rate is update.learning_rate"),
-)
 UNKNOWN = ("extra_forbidden", "missing")
 """Types of problems with a key that the section does not have."""
 MOST_NAMED = 5
 """Keys that a message names besides the one that it explains."""
-KEYS_OF_OTHER_SYSTEMS = {key: meaning for keys, meaning in MEANINGS for key in keys.split()}
+KEYS_OF_OTHER_SYSTEMS = {
+    key: row["meaning"] for row in csv_rows("config/other_systems.csv") for key in row["keys"].split()
+}
 """Keys of TRL, verl, OpenRLHF and others, and what they are called here."""
 
 

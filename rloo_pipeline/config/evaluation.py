@@ -80,10 +80,6 @@ class Evaluation(Section):
             yield Unused(
                 f"each_round ({self.each_round}) exceeds num_prompts ({self.num_prompts}); change one of the two"
             )
-        if self.temperature == 0:
-            yield from self.unused(
-                ("num_generations",), "at temperature 0, where all completions are the same; raise temperature"
-            )
 
 
 class Select(Section):

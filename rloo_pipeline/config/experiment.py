@@ -6,7 +6,7 @@ once, in results/<experiment>/shared/, and used by all of them (`run_set`).
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -63,7 +63,9 @@ class Experiment(Section):
             for key in changes:
                 if reason := OWN.get(key.partition(".")[0]):
                     yield f"{key}: an arm cannot change it; {reason}"
-            for key, other in itertools.permutations(_all_keys(changes), 2):
+            # at all depths, repeated if they are written more than once
+            written = (inner for key, value in changes.items() for inner in flatten({key: value}))
+            for key, other in itertools.permutations(written, 2):
                 if f"{other}.".startswith(f"{key}."):
                     yield f"{key}: arm '{name}' sets it twice; leave one of the two out"
 
@@ -80,32 +82,12 @@ class Experiment(Section):
             yield "_".join(itertools.starmap(_label, changes.items())), changes
 
 
-def _all_keys(changes: JSON) -> list[str]:
-    """The dotted keys that an arm changes, at all depths, repeated if they are written more than once."""
-    return [inner for key, value in changes.items() for inner in flatten({key: value})]
-
-
 def _label(key: str, value: Any) -> str:
     """The part of an arm's name that stands for a value; it includes the key if the value alone says little."""
     word = str(value).lower() if value is None or value is True else str(value)
     text = re.sub(r"[^A-Za-z0-9.]+", "-", word).strip("-")
     says_enough = isinstance(value, str) and re.match("[A-Za-z]", value)
     return re.sub(r"[^A-Za-z0-9._-]", "-", str(value)) if says_enough else f"{key.rpartition('.')[2]}-{text}"
-
-
-def parse(raw: Mapping[str, Any], file: Path | None, origin: str) -> Experiment:
-    """Validates a mapping as an experiment.
-
-    Args:
-        raw: content of the file, as YAML or Snakemake reads it.
-        file: file that it was read from, which gives the experiment its default name; None if unknown.
-        origin: name of this file in messages.
-
-    Raises:
-        UserError: a key is unknown, missing or out of range.
-    """
-    named = {"experiment": file.stem} if file else {}
-    return checked(Experiment, {**named, **raw}, origin)
 
 
 def configs_of(experiment: Experiment, folder: Path, origin: str) -> dict[str, Config]:

@@ -18,7 +18,7 @@ from itertools import accumulate, product
 from pathlib import Path
 
 from rloo_pipeline import frozen_functions, import_string
-from rloo_pipeline.config import STAGES, Config, Harness, estimator, syntax
+from rloo_pipeline.config import STAGES, Config, estimator, syntax
 from rloo_pipeline.frozen_functions import source
 
 PACKAGE = Path(__file__).parent.parent
@@ -55,19 +55,14 @@ def source_digest(stage: str, config: Config) -> str:
     digests = {
         (_name(file), _digest(source(file), text)) for closure in closures for file, text in _with_text_flag(closure)
     }
-    if "harness" in stage:
-        digests |= {(str(file), _digest(file, as_text=True)) for file in _task_files(config.evaluation.harness)}
+    if "harness" in stage and config.evaluation.harness and (folder := config.evaluation.harness.include_path):
+        files_of_tasks = (file for file in Path(folder).rglob("*") if file.suffix in TASK_FILES)
+        digests |= {(str(file), _digest(file, as_text=True)) for file in files_of_tasks}
     syntax.keep()
     total = hashlib.sha256()
     for name, digest in sorted(digests):
         total.update(f"{name} {digest}\n".encode())
     return total.hexdigest()[:16]
-
-
-def _task_files(harness: Harness | None) -> Iterator[Path]:
-    """The user's own lm-eval task files."""
-    if harness and harness.include_path:
-        yield from (file for file in Path(harness.include_path).rglob("*") if file.suffix in TASK_FILES)
 
 
 def source_files(reference: str, file: Path) -> frozenset[Path]:

@@ -35,8 +35,6 @@ ADDED_KEYS: Mapping[str, object] = {}
 class Config(RunKeys):
     """Configuration of one run."""
 
-    EXCLUDED = cross_checks.EXCLUDED
-
     def _problems(self) -> Iterator[str]:
         yield from (f"data_dir: {problem}" for problem in braces(self.data_dir))
         if self.evaluation.each_round and self.deciding_reward.gpus:

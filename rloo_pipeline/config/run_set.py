@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from rloo_pipeline.config import experiment
+from rloo_pipeline.config.error_messages import checked
 from rloo_pipeline.config.experiment import Experiment
 from rloo_pipeline.config.loading import is_experiment, read_mapping, validate
 from rloo_pipeline.config.run import Config
 from rloo_pipeline.config.run_jobs import RunJob, jobs_after_rounds, jobs_before_rounds, jobs_of_round
 from rloo_pipeline.config.section import JSON
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime.installation import csv_rows
 
 RESULTS = "results"
 EXPERIMENT = "experiment.yaml"
@@ -41,26 +43,9 @@ class Group(NamedTuple):
     """Files and folders, relative to the folder of a run."""
 
 
-GROUPS: Mapping[str, Group] = {
-    "assets": Group(("stage-assets",), (), ("assets",)),
-    "reward_model": Group(("reward-model",), ("assets",), ("reward_model",)),
-    "prompts": Group(("prompts",), ("assets",), ("prompts",)),
-    "warmstart": Group(("warmstart",), ("prompts",), ("policies/00000",)),
-    "checks": Group(
-        ("probe", "checks"),
-        ("warmstart", "reward_model"),
-        ("warmstart/probe.parquet", "warmstart/checks.json", "warmstart/checks.failed.json"),
-    ),
-    "difficulty": Group(("difficulty",), ("warmstart", "reward_model"), ("warmstart/difficulty",)),
-    "rollout": Group(("rollout",), ("warmstart", "difficulty"), ("rounds/00001/rollouts", "rounds/00001/held_out")),
-    "score": Group(("score",), ("rollout", "reward_model"), ("rounds/00001/scores",)),
-    "reference": Group(("reference",), ("rollout",), ("rounds/00001/reference",)),
-    "teacher": Group(("teacher",), ("rollout",), ("rounds/00001/teacher",)),
-    "evaluate": Group(
-        ("evaluate", "stage-harness", "harness"),
-        ("warmstart", "reward_model"),
-        ("evaluation/warmstart", "harness/tasks.json"),
-    ),
+GROUPS = {
+    row["group"]: Group(*(tuple(row[column].split()) for column in Group._fields))
+    for row in csv_rows("config/shared_files.csv")
 }
 """Files that runs can share: those of the warm start, and of the first round up to its update."""
 
@@ -179,7 +164,7 @@ def runs_of(raw: Mapping[str, Any], file: Path | None, origin: str) -> RunSet:
         config = validate(raw, origin)
         _require_choice([config], origin)
         return RunSet({config.run: config})
-    plan = experiment.parse(raw, file, origin)
+    plan = checked(Experiment, {**({"experiment": file.stem} if file else {}), **raw}, origin)
     below = experiment.configs_of(plan, file.parent if file else Path(), origin)
     configs = {f"{plan.experiment}/{name}": config for name, config in below.items()}
     _require_alike(configs, origin)
@@ -208,9 +193,8 @@ def _require_alike(configs: Mapping[str, Config], origin: str) -> None:
     """Checks that runs agree on the keys that workflow rules read once for all of them."""
     keys = ["container", "deepspeed.nodes", "workers", "select", "functions"]
     if next(iter(configs.values())).select:  # arms must be compared by the same measure
-        keys += ["dataset.dev", "dataset.eval", "correct.reward", "correct.threshold"]
-        keys += [f"evaluation.{key}" for key in ("num_prompts", "num_generations", "temperature")]
-        keys += ["evaluation.max_completion_length"]
+        keys += ["dataset.dev", "dataset.eval", "correct.reward", "correct.threshold", "evaluation.num_prompts"]
+        keys += ["evaluation.num_generations", "evaluation.temperature", "evaluation.max_completion_length"]
     depends_on = {"correct.reward": "deciding", "evaluation.max_completion_length": "longest_evaluated"}
     for key in keys:
         values = [attrgetter(depends_on.get(key, key))(config) for config in configs.values()]

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from rloo_pipeline.config.generation import GenerationKwargs
-from rloo_pipeline.config.section import Excluded, Reference, Section
+from rloo_pipeline.config.section import Reference, Section
 
 FP8 = "fp8"
 """Name of the number format of an engine with quantized weights."""
@@ -34,18 +34,6 @@ Temperature = Annotated[float, AfterValidator(check_temperature)]
 
 class Rollout(Section):
     """Sampling of the completions that a round trains on, with vLLM."""
-
-    USED_WITH = {"environment_sandbox": ("environment_memory_mb",)}
-    EXCLUDED = (
-        Excluded(("environment_python",), ("environment_sandbox",), "which has the Python of the stages"),
-        Excluded(("environment_python",), ("environment_image",), "which has its own Python"),
-        Excluded(("environment_gpus",), ("environment_sandbox",), "which has no GPUs"),
-        Excluded(
-            ("tools", "environment"), ("generation_kwargs",), "since turns end and continue as the chat template says"
-        ),
-        Excluded(("tools", "environment"), ("router_replay", "token_budget")),
-        Excluded(("token_budget",), ("lag", "refill", "oversample", "router_replay", "generation_kwargs")),
-    )
 
     num_generations: int = Field(4, ge=2)
     """K, the number of completions per prompt. The baseline of each one is the mean reward of the other K−1."""

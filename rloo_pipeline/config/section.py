@@ -1,12 +1,15 @@
 """Base class of all sections of the configuration."""
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from itertools import chain, product
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 import pydantic
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
+
+from rloo_pipeline.runtime.installation import csv_rows
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 OptimizerName = Literal["adamw", "adamw_8bit", "adafactor", "muon"]
@@ -39,27 +42,22 @@ class Unused(str):
     """A problem of a key that has no effect."""
 
 
-class Excluded(NamedTuple):
-    """Keys, also of sections inside, and others that cannot be used with any of them. KEY: VALUE stands for that value,
-    and KEY for any other than the default.
-    """
-
-    keys: tuple[str, ...]
-    others: tuple[str, ...]
-    reason: str = ""
-    """A clause that follows the other key; empty for what is not supported yet."""
+EXCLUDED = "config/excluded.csv"
+"""Keys of a section, also of sections inside, and others that cannot be used with any of them. KEY: VALUE stands for
+that value, and KEY for any other than the default. The reason is a clause that follows the other key; it is empty for
+what is not supported yet.
+"""
+UNUSED = "config/unused.csv"
+"""Keys of a section that nothing reads with a value of another one, or without that one."""
 
 
 class Section(pydantic.BaseModel):
     """A section of the configuration. It is immutable and refuses unknown keys, NaN, infinity, numbers that no
     tensor holds, booleans for numbers, the conflicts that `EXCLUDED` and `_problems` name, and keys that nothing reads
-    without another one (`USED_WITH`).
+    in some combinations (`UNUSED`).
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
-    # keys by the one without which nothing reads them
-    USED_WITH: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    EXCLUDED: ClassVar[tuple[Excluded, ...]] = ()
 
     def changed(self, *keys: str) -> list[str]:
         """Those of these keys whose values are not the defaults."""
@@ -103,18 +101,29 @@ class Section(pydantic.BaseModel):
             return None
         return f"{key}: {value}" if isinstance(value, str | int | float) and value is not True else key
 
+    @classmethod
+    @cache
+    def _rows(cls, table: str) -> list[dict[str, str]]:
+        """The rows of a table about this section, or one that it extends."""
+        names = {section.__name__ for section in cls.__mro__}
+        return [row for row in csv_rows(table) if row["section"] in names]
+
     def _conflicts(self) -> Iterator[str]:
         """A sentence for each pair of keys that cannot be used together."""
-        for keys, others, reason in self.EXCLUDED:
-            why = f", {reason}" if reason else " yet"
-            pairs = product(filter(None, map(self._setting, keys)), filter(None, map(self._setting, others)))
+        for row in self._rows(EXCLUDED):
+            why = f", {row['reason']}" if row["reason"] else " yet"
+            pairs = product(*(filter(None, map(self._setting, row[side].split(", "))) for side in ("keys", "others")))
             yield from (f"{key} cannot be used with {other}{why}; change one of the two" for key, other in pairs)
+
+    def _unread(self) -> Iterator[str]:
+        """A sentence for each key that is set, though another key makes nothing read it."""
+        for row in self._rows(UNUSED):
+            if self._setting(row["with"]) if row["with"] else not getattr(self, row["without"]):
+                yield from self.unused(tuple(row["keys"].split(", ")), row["reason"])
 
     @pydantic.model_validator(mode="after")
     def _refuse_first_problem(self, info: pydantic.ValidationInfo) -> Self:
-        alone = ((key, keys) for key, keys in self.USED_WITH.items() if not getattr(self, key))
-        unused = (problem for key, keys in alone for problem in self.unused(keys, f"without {key}; set that"))
-        for problem in chain(self._conflicts(), self._problems(), unused):
+        for problem in chain(self._conflicts(), self._problems(), self._unread()):
             if not (info.context == BY_RUN and isinstance(problem, Unused)):
                 raise ValueError(problem)
         return self

@@ -10,37 +10,11 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from rloo_pipeline.config.section import JSON, Beta, OptimizerName, Section, flatten, nest
+from rloo_pipeline.runtime.installation import csv_rows
 
-DECIDED_BY = {
-    "rollout.generation_batch_size and algorithm.steps_per_generation": ("train_batch_size",),
-    "deepspeed.max_tokens_per_micro_batch": (
-        *("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "managed_gradient_accumulation"),
-    ),
-    "update.max_grad_norm": ("gradient_clipping",),
-    "update.optimizer": ("optimizer", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"),
-    "update.lr_scheduler_type": ("scheduler",),
-    "model.dtype": ("bf16", "fp16", "torch_autocast", "data_types"),
-    "deepspeed.communication_data_type": ("communication_data_type",),
-    "deepspeed.zero_stage": ("zero_optimization.stage",),
-    "deepspeed.offload.optimizer": ("zero_optimization.offload_optimizer",),
-    "deepspeed.offload.parameters": ("zero_optimization.offload_param",),
-    "deepspeed.offload, which does not use libaio": ("aio",),
-    "deepspeed.gradient_checkpointing": ("activation_checkpointing",),
-    "rollout": ("data_efficiency", "curriculum_learning"),
-    "the model": ("sparse_gradients", "compression_training", "tensor_parallel", "pipeline"),
-    "how gradients are summed": (
-        *("prescale_gradients", "gradient_predivide_factor", "gradient_allreduce_op", "zero_optimization.overlap_comm"),
-    ),
-    "how policies and trainer states are saved and loaded": (
-        *("zero_optimization.elastic_checkpoint", "zero_optimization.load_from_fp32_weights", "checkpoint"),
-        "zero_optimization.stage3_gather_16bit_weights_on_model_save",
-    ),
-    "deepspeed.sequence_parallel": ("sequence_parallel_size",),
-    "deepspeed.processes": ("data_parallel_size",),
-}
-"""Keys here, or other causes → the keys of DeepSpeed that follow from them and cannot be set in `deepspeed.config`."""
-
-
+DECIDED_BY = {row["key"]: row["decided_by"] for row in csv_rows("config/deepspeed_keys.csv")}
+"""Keys of DeepSpeed that cannot be set in `deepspeed.config` → the keys here, or other causes, that they follow from.
+"""
 LORA_LEARNING_RATE = 1e-5
 """Default learning rate of an adapter: ten times that of full training ("LoRA Without Regret")."""
 
@@ -135,13 +109,6 @@ class Update(Section):
     def _problems(self) -> Iterator[str]:
         if self.lr_scheduler_type != "constant" and self.lr_horizon_rounds is None:
             yield f"lr_scheduler_type: {self.lr_scheduler_type} needs lr_horizon_rounds; set it"
-        if self.lr_scheduler_type == "constant":
-            yield from self.unused(
-                ("lr_horizon_rounds", "min_lr_ratio"),
-                "with a constant rate, which does not decay; set lr_scheduler_type",
-            )
-        if self.optimizer == "adafactor":
-            yield from self.unused(("adam_betas", "adam_epsilon"), "with optimizer: adafactor; set another one")
 
     def note(self, rounds: int) -> str | None:
         """A sentence if the last rounds of a run do not change the policy."""
@@ -272,8 +239,8 @@ class Deepspeed(Section):
         if value is None:
             return None
         keys = {key: content for key, content in flatten(value).items() if content != "auto"}
-        for key, (instead, owned) in product(keys, DECIDED_BY.items()):
-            if f"{key}.".startswith(tuple(f"{name}." for name in owned)):
+        for key, (owned, instead) in product(keys, DECIDED_BY.items()):
+            if f"{key}.".startswith(f"{owned}."):
                 raise ValueError(f"{key} cannot be set there; it follows from {instead}, so remove it")
         return nest(keys)
 

@@ -2,6 +2,8 @@
 requirements/. `python -m rloo_pipeline.runtime.installation` prints it.
 """
 
+import csv
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -10,6 +12,13 @@ DEFAULT_CONFIG = Path("config/config.yaml")
 NO_PROJECT = " in this folder; name one, go to the folder of a project, or make one with `rloo init`"
 """End of the error message if a folder has no project."""
 PACKAGE = Path(str(files("rloo_pipeline")))
+
+
+@cache
+def csv_rows(path: str) -> list[dict[str, str]]:
+    """The rows of a CSV file of this package, such as `config/excluded.csv`."""
+    with (PACKAGE / path).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def clone() -> Path | None:

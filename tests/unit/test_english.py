@@ -3,6 +3,7 @@ down.
 """
 
 import ast
+import csv
 import io
 import re
 import tokenize
@@ -52,9 +53,14 @@ def texts(source: str) -> Iterator[str]:
 
 @cache
 def package() -> dict[str, tuple[list[str], list[str]]]:
-    """The docstrings and comments of each file, and its messages."""
+    """The docstrings and comments of each file, and its messages, which tables have, too."""
     sources = {str(file.relative_to(ROOT)): file.read_text() for file in (ROOT / "rloo_pipeline").rglob("*.py")}
-    return {file: (list(texts(source)), list(messages(source))) for file, source in sorted(sources.items())}
+    tables = {str(file.relative_to(ROOT)): file.read_text() for file in (ROOT / "rloo_pipeline").rglob("*.csv")}
+    found = {file: (list(texts(source)), list(messages(source))) for file, source in sorted(sources.items())}
+    cells = {
+        file: ([], [cell for row in csv.reader(io.StringIO(text)) for cell in row]) for file, text in tables.items()
+    }
+    return found | cells
 
 
 @pytest.mark.parametrize("name", PATTERNS | OF_MESSAGES)
