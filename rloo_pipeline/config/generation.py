@@ -16,13 +16,25 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from rloo_pipeline.config.section import JSON, OR_ONE, Section
-from rloo_pipeline.runtime.installation import csv_rows
 
 STRUCTURES = ("json", "regex", "choice", "grammar")
 """Keys of vLLM's `StructuredOutputsParams`; a configuration has one of them."""
+_RESHAPES = (
+    "changes the probabilities of tokens by the text so far, which the trainer cannot compute, so an update could "
+    "neither weight the samples nor prove that they are from its policy; leave it out"
+)
 STOPS = ("stop", "stop_token_ids", "repetition_detection")
 """Keys that end a completion; all others mask tokens."""
-REFUSED = {row["key"]: row["why"] for row in csv_rows("config/refused_sampling.csv")}
+REFUSED = {
+    **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), _RESHAPES),
+    "logit_bias": "changes the probabilities of tokens, so that an update could not prove that the samples are of its "
+    "policy; use bad_words or allowed_token_ids, or leave it out",
+    "ignore_eos": "leaves completions without an end; leave it out, or set min_tokens",
+    "max_tokens": "is set by the pipeline; set rollout.max_completion_length",
+    "n": "is set by the pipeline; set rollout.num_generations",
+    "seed": "is set by the pipeline; set `seed`",
+    **{key: f"is set by the pipeline; set rollout.{key}" for key in ("temperature", "top_p", "top_k", "min_p")},
+}
 """vLLM's parameters that users ask for, and why they cannot be set here. All others are unknown keys."""
 
 
