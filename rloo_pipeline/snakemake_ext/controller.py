@@ -4,6 +4,7 @@ workflow/rules/common.smk calls `install` once. A filter of Snakemake's messages
 """
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -82,6 +83,10 @@ BEFORE_RUNNING: Steps = (
 AFTER_FAILURE: Steps = (early_stop.show_experiment, early_stop.finish)
 """Steps after a job failed: a run that a gate has ended is finished with the rounds that it has."""
 
+PROTECTED = re.compile(r"ProtectedOutputException .*?\n    affected files:\n +(\S[^\n]*)", re.DOTALL)
+"""Pattern of Snakemake's message about files of a job to run that this process cannot write, with the first of them."""
+WRITABLE = "make it writable, and repeat the command, or continue a copy (`rloo adopt`)"
+
 
 class Controller(SnakemakeCall):
     """A Snakemake call that takes the steps. Steps raise UserError if the run cannot work as configured."""
@@ -117,8 +122,8 @@ class Controller(SnakemakeCall):
 
         Before the DAG is built, turns on `--rerun-incomplete`, guards Snakemake's records, and has the steps taken
         before the Snakefile's own `onstart` and `onerror`; Snakemake would not call those of a module. If the folder
-        is locked, names the owner instead of advising to unlock it. If no job is left to run, looks for files that
-        were made with another configuration.
+        is locked, names the owner instead of advising to unlock it. If a job's file cannot be written, says what
+        helps. If no job is left to run, looks for files that were made with another configuration.
 
         Args:
             record: the message.
@@ -138,6 +143,8 @@ class Controller(SnakemakeCall):
             self.waits.enter_context(announcing("Snakemake is building the DAG", logger.info))
         if "Directory cannot be locked" in message and self.owner:
             record.msg = f"Error: {self.owner}"
+        if protected := PROTECTED.match(message):
+            record.msg = f"Error: {protected[1]}: you cannot write to it, or its file system is read-only; {WRITABLE}"
         if message.startswith("Nothing to be done"):
             kept = lost_metadata.kept(self) or lost_metadata.missing(self)
             if kept and not self.workflow.dryrun:

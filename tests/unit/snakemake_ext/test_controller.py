@@ -15,7 +15,8 @@ from unittest.mock import MagicMock
 import pytest
 import yaml
 from helpers import mini
-from snakemake.exceptions import LockException
+from snakemake.exceptions import LockException, ProtectedOutputException, format_exception_to_string
+from snakemake.io import IOFile
 from snakemake.jobs import Reason
 from snakemake.settings.enums import RerunTrigger
 from snakemake.settings.types import ConfigSettings, SharedFSUsage
@@ -299,6 +300,15 @@ def test_a_call_beside_a_living_one_is_refused_also_where_snakemakes_lock_was_cl
     assert not Path("results").exists()
     assert (own.exists(), others.exists()) == (False, True)
     assert persistence.unlock is noop, "Snakemake removes the markers of all processes when it ends"
+
+
+def test_a_file_of_a_job_that_cannot_be_written_is_named_with_what_helps(starting) -> None:
+    files = [IOFile(f"results/{name}", rule=None) for name in ("a b.json", "c.json")]
+    rule = SimpleNamespace(name="report", snakefile="workflow/rules/evaluate.smk", lineno=1)
+    error = ProtectedOutputException(SimpleNamespace(rule=rule, output=files, wildcards=None), files)
+    said = logging.makeLogRecord({"msg": format_exception_to_string(error)})
+    assert starting.on_message(said)
+    assert said.msg.startswith("Error: results/a b.json: you cannot write to it, or its file system is read-only; ")
 
 
 def test_what_snakemake_says_before_and_instead_of_a_dag(starting) -> None:
