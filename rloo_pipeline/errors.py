@@ -95,7 +95,9 @@ def ending(status: int) -> str:
 
 OF_FILE_SYSTEM = {errno.EIO, errno.ESTALE, errno.EBUSY, errno.ESHUTDOWN}
 """Errors of a shared file system or its server, most of which do not last."""
-OF_FILES = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, *OF_FILE_SYSTEM}
+DENIED = (errno.EROFS, errno.EACCES, errno.EPERM)
+"""Errors of files that this user, or nobody, may read or write."""
+OF_FILES = {*DENIED, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, *OF_FILE_SYSTEM}
 """Errors of files for which `explain` suggests a fix."""
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -109,7 +111,7 @@ def explain(error: BaseException) -> str:
     if _is_disk_full(error):
         file = getattr(error, "filename", None) or "an output"
         return f"no space left while writing {file}: free some disk or quota and run again"
-    if isinstance(error, OSError) and error.filename and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+    if isinstance(error, OSError) and error.filename and error.errno in DENIED:
         return f"{os.fsdecode(error.filename)}: {error.strerror}; change its permissions, or use another folder"
     if isinstance(error, IsADirectoryError | NotADirectoryError | FileExistsError):
         return f"{os.fsdecode(error.filename2 or error.filename or 'a path')}: {error.strerror}; name a different path"
@@ -174,7 +176,9 @@ def raise_unless_missing(error: BaseException, place: Path) -> None:
     """As `raise_disk_error`, and also for every other error of the system but a missing file."""
     raise_disk_error(error, place)
     if isinstance(error, OSError) and error.errno and not isinstance(error, FileNotFoundError | NotADirectoryError):
-        raise UserError(f"{os.fsdecode(error.filename or place)}: {error.strerror}") from error
+        error.filename = error.filename or str(place)
+        sentence = f"{os.fsdecode(error.filename)}: {error.strerror}"
+        raise UserError(explain(error) if error.errno in DENIED else sentence) from error
 
 
 NEARLY_FULL = 1 << 16

@@ -247,7 +247,8 @@ def _read(path: Path, kind: str, columns: Sequence[str] | None, **expected: obje
         with naming(path):
             content = path.read_bytes()
     except FileNotFoundError:
-        raise UserError(f"{path}: no such table; run the stage that writes it first") from None
+        helps = "restore it from a copy, or run the stage that writes it first"
+        raise UserError(f"{path}: no such table; {helps}") from None
     start = content.rfind(MARK) + len(MARK)
     written = content[start : start + len(ZEROS)]
     if start >= len(MARK) and _digest(content, start) != written:

@@ -7,7 +7,7 @@ import ast
 import builtins
 import copy
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rloo_pipeline.commands.trl_script import TrlScript
@@ -20,6 +20,10 @@ LOADERS = ("load_dataset", "load_from_disk", "from_list", "from_dict", "from_gen
 """Functions of `datasets` that read rows. Statements that depend on them stay inside a function."""
 FORMATS = ("csv", "json", "parquet", "text", "arrow", "pandas", "xml", "webdataset", "imagefolder", "audiofolder")
 """First arguments of `load_dataset` that name a format, even beside a folder of this name."""
+SEEDING = ("seed", "manual_seed", "set_seed", "seed_everything")
+"""Functions that seed Python's, NumPy's or torch's random numbers."""
+RANDOM = {"random", "np", "numpy", "torch"}
+"""Modules with random numbers of their own, by the names that scripts give them."""
 CHANGING = ("append", "extend", "insert", "add", "update", "sort", "reverse")
 """Methods that change a list, a set or a dict."""
 OWN = {"train", "held_out", "rows", "_split"}
@@ -57,9 +61,11 @@ def data(script: TrlScript, train: ast.expr, held_out: ast.expr | None) -> str:
     loading: dict[str, list[ast.stmt]] = {}
     above: list[ast.stmt] = []
     for name, expression in parts.items():
-        chosen = _closure(script, _names(script, expression))
+        chosen = _seeded(script, _names(script, expression))
         loading[name] = _loading(chosen)
-        above += [statement for statement in chosen if statement not in loading[name] and statement not in above]
+        for statement in chosen:  # a seed is set above, too, and again in each function: both read the same rows
+            if (statement not in loading[name] or _seeds(statement)) and statement not in above:
+                above.append(statement)
     above.sort(key=lambda statement: statement.lineno)
     for statement in above:
         if taken := OWN & {name for name, _, _ in bound(statement)}:
@@ -104,6 +110,20 @@ def _closure(script: TrlScript, names: Iterable[tuple[str, int]]) -> list[ast.st
     return sorted(chosen.values(), key=lambda statement: statement.lineno)
 
 
+def _seeded(script: TrlScript, names: Sequence[tuple[str, int]]) -> list[ast.stmt]:
+    """The statements that names of data depend on. If they may draw random numbers, this includes the lines that seed
+    these, unless the script does not show the seed.
+    """
+    chosen = _closure(script, names)
+    if RANDOM.isdisjoint(name for statement in chosen for name, _, _ in bound(statement)):
+        return chosen
+    before = [one for one in script.statements if one.lineno not in script.afterwards]
+    seeds = [one for one in before if any(script.holds(seed) is not None for seed in _seeds(one))]
+    script.taken |= {seed.lineno for seed in seeds}
+    chosen = _closure(script, [*names, *(name for seed in seeds for name in _names(script, seed))])
+    return sorted([*chosen, *seeds], key=lambda statement: statement.lineno)
+
+
 def _names(script: TrlScript, node: ast.AST, before: int | bool = False) -> list[tuple[str, int]]:
     """Names that a node reads from outside of it, and the line before which they must be bound."""
     line = before or getattr(node, "lineno", 0)
@@ -131,7 +151,9 @@ def _mutated_names(statement: ast.stmt) -> Iterator[str]:
 
 
 def _loading(statements: list[ast.stmt]) -> list[ast.stmt]:
-    """Assignments that read rows, that depend on one that does, or whose name is that of a function in data.py."""
+    """Statements that read rows, that depend on one that does, that seed random numbers, or that set a name that a
+    function in data.py has.
+    """
     found, names, loaders = list[ast.stmt](), set[str](), {*LOADERS}
     functions = [statement for statement in statements if isinstance(statement, ast.FunctionDef)]
     for _ in functions:  # functions may call each other
@@ -139,12 +161,18 @@ def _loading(statements: list[ast.stmt]) -> list[ast.stmt]:
     for statement in statements:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom):
             continue
-        parts = list(ast.walk(statement))
-        own = OWN & {name for name, _, _ in bound(statement)}
-        if own or _calls(statement, loaders) or names & {part.id for part in parts if isinstance(part, ast.Name)}:
+        parts = [part for part in ast.walk(statement) if isinstance(part, ast.Name)]
+        own = OWN & {name for name, _, _ in bound(statement)} or names & {part.id for part in parts}
+        if own or _seeds(statement) or _calls(statement, loaders):
             found.append(statement)
-            names |= {part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+            names |= {part.id for part in parts if isinstance(part.ctx, ast.Store)}
     return found
+
+
+def _seeds(statement: ast.stmt) -> list[ast.expr]:
+    """The arguments of a line that seeds random numbers; empty for any other line."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    return call.args if isinstance(call, ast.Call) and name_of(call.func) in SEEDING else []
 
 
 def _calls(statement: ast.stmt, functions: set[str]) -> bool:
@@ -188,6 +216,13 @@ def _source(script: TrlScript, node: ast.stmt | ast.expr) -> str:
     # a line that begins inside a text keeps its indentation, which belongs to the text
     outer = re.compile(rf"[ \t]{{0,{node.col_offset}}}")
     return "\n".join(line if number in inside else outer.sub("", line, count=1) for number, line in lines)
+
+
+def texts(text: str) -> set[str]:
+    """The parameters of functions and the strings in a Python file."""
+    nodes = [*ast.walk(ast.parse(text))]
+    strings = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return strings | {node.arg for node in nodes if isinstance(node, ast.arg)}
 
 
 def undefined(text: str) -> set[str]:

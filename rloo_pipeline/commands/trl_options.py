@@ -231,9 +231,12 @@ class Translation:
                 raise UserError(f"{option} {value}: has no counterpart; there are {', '.join(table)}")
             algorithm |= table[value]
             self.add(option, "algorithm", ", ".join(f"{key}: {set_to}" for key, set_to in table[value].items()))
-        if self.options.get("importance_sampling_level") == "sequence":
+        level = self.options.get("importance_sampling_level", "token")
+        if level == "sequence":
             algorithm["importance_sampling_level"] = "sequence_mean"
             self.add("importance_sampling_level", "algorithm.importance_sampling_level", "sequence_mean (GSPO)")
+        elif level != "token":
+            raise UserError(f"importance_sampling_level {level}: has no counterpart; there are token, sequence")
         self.read.add("importance_sampling_level")
         loss = self.options["loss_type"]
         for name in (name for name in self.given if name.startswith(("sapo_", "vespo_"))):

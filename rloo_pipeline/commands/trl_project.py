@@ -17,6 +17,7 @@ from rloo_pipeline.config import JSON, Config, nest
 from rloo_pipeline.config.error_messages import checked
 from rloo_pipeline.config.run_keys import valid_run_name
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.user_code.reward_call import OF_TRAINER
 
 
 class TrlProject(TrlModel):
@@ -91,6 +92,8 @@ class TrlProject(TrlModel):
         names = {node.value for node in ast.walk(self.script.tree) if isinstance(node, ast.Constant)}
         for column in names & {"image", "images"}:
             self._row("column", str(column), "", "if prompts have images, set dataset.image_column")
+        for argument in sorted(trl_copies.texts(self.files.get("rewards.py", "")) & {*OF_TRAINER}):
+            self._row("argument", argument, "", "rewards.py reads it, but only TRL's trainer passes it")
         for file, text in self.files.items():
             for undefined in sorted(trl_copies.undefined(text)):
                 self._row("name", undefined, "", f"the script does not define it; define it in {file}")

@@ -47,8 +47,20 @@ def summarize_run(config: Config, run: Path) -> dict[str, Any]:
         **({"judged": judged(config, run, pair)} if config.judge else {}),
         "reward": {"first_round": rounds[0]["reward"], "last_round": rounds[-1]["reward"]},
         **choice,
+        **({"earlier_versions": earlier} if (earlier := _earlier_versions(run)) else {}),
         **({"training_prompts": chosen} if (chosen := training_prompts(config, run)) else {}),
     }
+
+
+def _earlier_versions(run: Path) -> dict[str, dict[str, str]]:
+    """Package versions during the run that are not those of now: package → version → the first round with it."""
+    found, now = dict[str, dict[str, str]](), versions()
+    for file in sorted((run / "pages").glob("*.json")):
+        record = read_artifact(file)
+        for package, version in record.get("versions", now).items():  # files of older code have none
+            if version != now.get(package):
+                found.setdefault(package, {}).setdefault(version, record["round"])
+    return found
 
 
 def _facts(

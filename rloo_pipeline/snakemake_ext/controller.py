@@ -3,7 +3,9 @@
 workflow/rules/common.smk calls `install` once. A filter of Snakemake's messages tells the moments that have no hook.
 """
 
+import errno
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,7 +16,7 @@ from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 
 from rloo_pipeline.config.run_set import RunSet
-from rloo_pipeline.errors import OF_FILES, UserError, explain
+from rloo_pipeline.errors import OF_FILES, UserError, explain, no_space_left
 from rloo_pipeline.runtime.progress import announcing
 from rloo_pipeline.snakemake_ext import (
     adoption,
@@ -82,6 +84,11 @@ BEFORE_RUNNING: Steps = (
 AFTER_FAILURE: Steps = (early_stop.show_experiment, early_stop.finish)
 """Steps after a job failed: a run that a gate has ended is finished with the rounds that it has."""
 
+PROTECTED = re.compile(r"ProtectedOutputException .*?\n    affected files:\n +(\S[^\n]*)", re.DOTALL)
+"""Pattern of Snakemake's message about files of a job to run that this process cannot write, with the first of them."""
+NO_SPACE = re.compile(rf"Traceback .*\nOSError: \[Errno (?:{errno.ENOSPC}|{errno.EDQUOT})\] [^\n]*\n*", re.DOTALL)
+"""Pattern of the traceback with which Snakemake ends if it cannot write its own files."""
+
 
 class Controller(SnakemakeCall):
     """A Snakemake call that takes the steps. Steps raise UserError if the run cannot work as configured."""
@@ -117,8 +124,8 @@ class Controller(SnakemakeCall):
 
         Before the DAG is built, turns on `--rerun-incomplete`, guards Snakemake's records, and has the steps taken
         before the Snakefile's own `onstart` and `onerror`; Snakemake would not call those of a module. If the folder
-        is locked, names the owner instead of advising to unlock it. If no job is left to run, looks for files that
-        were made with another configuration.
+        is locked, names the owner instead of advising to unlock it. If a job's file cannot be written, says what
+        helps. If no job is left to run, looks for files that were made with another configuration.
 
         Args:
             record: the message.
@@ -138,6 +145,8 @@ class Controller(SnakemakeCall):
             self.waits.enter_context(announcing("Snakemake is building the DAG", logger.info))
         if "Directory cannot be locked" in message and self.owner:
             record.msg = f"Error: {self.owner}"
+        if sentence := _unwritable(message):
+            record.msg = f"Error: {sentence}"
         if message.startswith("Nothing to be done"):
             kept = lost_metadata.kept(self) or lost_metadata.missing(self)
             if kept and not self.workflow.dryrun:
@@ -185,6 +194,15 @@ def _file_errors_explained() -> Iterator[None]:
             raise
         error.filename = error.filename or str(Path.cwd())
         raise UserError(explain(error)) from None
+
+
+def _unwritable(message: str) -> str | None:
+    """One sentence for Snakemake's message about a file that it cannot write; None for any other message."""
+    if NO_SPACE.fullmatch(message):
+        return no_space_left(Path.cwd())
+    protected = PROTECTED.match(message)
+    helps = "make it writable, and repeat the command, or continue a copy (`rloo adopt`)"
+    return protected and f"{protected[1]}: you cannot write to it, or its file system is read-only; {helps}"
 
 
 def _start(controller: Controller) -> None:

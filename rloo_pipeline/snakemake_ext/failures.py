@@ -5,7 +5,7 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +33,8 @@ EXIT_STATUS = re.compile(
 """Pattern of Snakemake's message about a failed command, which it prints in addition to the job's error."""
 MOST = 5
 """Maximum number of failed jobs that are named at the end."""
+LAST_LINES = 20
+"""Lines of a log that are shown where its job failed. SLURM's log begins with 100 lines of Snakemake's call."""
 
 
 def exit_status(text: str) -> tuple[str, int] | None:
@@ -107,6 +109,15 @@ def message_of(logs: Sequence[str], reported: str | None, status: int, before: M
     last = f"the last line of its log is: {lines[-1].strip()}" if lines else "its log is empty"
     last = last if written else "it wrote no log"
     return f"{ending(status)}; {last}"
+
+
+def ends_of(logs: Sequence[str]) -> Iterator[str]:
+    """Yields the last lines of each log, below a line that names it."""
+    for log in logs:
+        lines = (_text(Path(log)) or "").splitlines()
+        last = f", last {LAST_LINES} of {len(lines)} lines" if len(lines) > LAST_LINES else ""
+        yield f"log {log}{last}:" if lines else f"log {log}: nothing is in it"
+        yield from (f"  {line}" for line in lines[-LAST_LINES:])
 
 
 def box(failures: Sequence[Failure]) -> RenderableType:

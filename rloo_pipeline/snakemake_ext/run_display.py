@@ -205,9 +205,7 @@ class RunDisplay:
         self._line(f"failed: {job.title}" + ("" if message in self._errors else f": {message}"), "red")
         self._errors.add(message)
         if self._show_failed_logs:
-            from snakemake.logging import show_logs
-
-            for line in show_logs(logs):
+            for line in failures.ends_of(logs):
                 self._line(line)
 
     def restarted(self, number: int) -> None:

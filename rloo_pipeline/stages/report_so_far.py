@@ -9,6 +9,7 @@ from rloo_pipeline.artifacts.files import write_json, write_text
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import explain
 from rloo_pipeline.judging.run_files import is_finished
+from rloo_pipeline.report.origin import versions
 from rloo_pipeline.report.page import render
 from rloo_pipeline.report.summary import so_far
 from rloo_pipeline.runtime.progress import warn
@@ -20,11 +21,11 @@ def report_so_far(config: Config, run: Path, output: Path) -> None:
     Args:
         config: the section `report`.
         run: folder of the run.
-        output: pages/<round>.json, a record that the page was written after this round.
+        output: pages/<round>.json, a record that the page was written after this round, with the packages' versions.
     """
     number = int(output.stem)
     write_page(config, run, f"after round {number}")
-    write_json(output, {"round": number})  # the page may already show later rounds
+    write_json(output, {"round": number, "versions": versions()})  # the page may already show later rounds
 
 
 def write_page(config: Config, run: Path, when: str) -> None:

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import random
 from pathlib import Path
 from textwrap import indent
 
@@ -656,6 +657,15 @@ def test_what_changes_the_result_and_cannot_be_taken_is_listed() -> None:
     assert "sync_ref_model" not in output, "it is off on both sides"
 
 
+def test_arguments_that_only_trls_trainer_passes_are_listed() -> None:
+    script = SMALL.format(options="")
+    takes = script.replace("(completions, **kwargs)", "(completions, trainer_state=None, **kwargs)")
+    assert "argument: trainer_state" in project(takes)[1]
+    reads = script.replace("): return", "): kwargs.get('log_metric'); return")
+    assert "argument: log_metric" in project(reads, folder="other")[1]
+    assert "argument: " not in project(script, folder="neither")[1]
+
+
 def test_a_number_of_tool_calls_without_tools_has_no_effect_as_in_trl() -> None:
     config, output = project(GRPO.format(options="max_tool_calling_iterations=5"))
     assert "max_tool_calling_iterations" not in {**config["rollout"]}
@@ -786,6 +796,29 @@ def test_a_random_split_that_has_no_seed_gets_one(monkeypatch) -> None:
     assert len({row["prompt"] for row in train + held_out}) == 40
 
 
+@pytest.mark.parametrize("seeds", ["random.seed(3)", "set_seed(3)"])
+def test_rows_that_a_script_draws_with_a_seed_are_drawn_with_it_in_each_function(seeds, monkeypatch) -> None:
+    Path("train.jsonl").write_text("".join(f'{{"prompt": "{n}"}}\n' for n in range(40)))
+    draws = f"import random\ndef set_seed(seed): random.seed(seed)\n{seeds}\n"
+    draws += 'rows = load_dataset("json", data_files="train.jsonl", split="train")\n'
+    draws += "order = rows.select(random.sample(range(40), 40))\n"
+    script = SMALL.format(options="").replace("RLOOTrainer(", draws + "RLOOTrainer(")
+    script = script.replace('load_dataset("org/data", "main", split="test")', "order.skip(30)")
+    _, output = project(script.replace('load_dataset("org/data", split="train")', "order.take(30)"))
+    assert "seed(3)" not in output
+    monkeypatch.chdir("project")
+    train, held_out = (load_function(f"data.py:{name}")() for name in ("train", "held_out"))
+    drawn = [int(row["prompt"]) for row in train + held_out]
+    assert drawn == random.Random(3).sample(range(40), 40)
+
+
+def test_a_seed_that_the_script_does_not_show_is_listed_and_rewards_are_not_seeded() -> None:
+    seeds = "import os, random\nrandom.seed(os.environ['SEED'])\nrandom.seed(5)\n"
+    script = seeds + SMALL.format(options="").replace("return [", "random.random(); return [")
+    assert "random.seed(os.environ['SEED'])" in project(script)[1]
+    assert "seed" not in Path("project", "rewards.py").read_text()
+
+
 def test_an_option_under_a_condition_a_callback_and_a_change_of_the_trainer_are_listed() -> None:
     changes = "    trainer.add_callback(Stop())\n    trainer.sampling_params.stop_token_ids = [5]\n    trainer.train()"
     script = AGENT.replace("    trainer.train()", changes)
@@ -893,6 +926,11 @@ def test_data_do_not_stand_in_for_an_option_whose_default_the_script_hides() -> 
             "the trainer's reward_model belongs",
         ),
         (GRPO.format(options="loss_type='mine'"), "", "loss_type mine: has no counterpart; there are grpo"),
+        (
+            GRPO.format(options="importance_sampling_level='sequence_token'"),
+            "",
+            "importance_sampling_level sequence_token: has no counterpart; there are token, sequence",
+        ),
         (GRPO.format(options="loss_type='cispo'"), "", "the bound of ratios is then 0.2, which scales the loss"),
         (
             GRPO.format(options="loss_type='vespo', use_vllm=True, vllm_importance_sampling_mode='token_mask'"),

@@ -30,6 +30,7 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging.diagnosis import diagnose
 from rloo_pipeline.judging.evaluation_summary import summarize_evaluation
 from rloo_pipeline.report.frame import chance, points
+from rloo_pipeline.report.origin import versions
 from rloo_pipeline.report.page import check_figures, render, verdict
 from rloo_pipeline.report.summary import so_far, summarize_run
 from rloo_pipeline.stages.report import report
@@ -303,7 +304,7 @@ def test_a_run_in_flight_has_the_same_page_with_what_is_there(tmp_path: Path, co
         write_json(run / "rounds" / f"{number:05d}" / "held_out.json", summary)
     output = run / "pages" / "00039.json"
     report_so_far(config, run, output)
-    assert read_json(output) == {"round": ROUNDS - 1}
+    assert read_json(output) == {"round": ROUNDS - 1, "versions": versions()}
     page = (run / "report.html").read_text()
     text = Reader(page).words
     assert "39 of 40 rounds are done. 80.0% of the answers of policy 39 to the first 76 held-out problems" in text
@@ -334,7 +335,7 @@ def test_an_evaluation_that_cannot_be_read_ends_no_run_in_flight(tmp_path: Path,
     run = make_run(tmp_path / "run", config)
     (run / "evaluation" / "warmstart" / "summary.json").write_text("{")
     report_so_far(config, run, run / "pages" / "00001.json")
-    assert read_json(run / "pages" / "00001.json") == {"round": 1}
+    assert read_json(run / "pages" / "00001.json") == {"round": 1, "versions": versions()}
     assert not (run / "report.html").exists()
 
 
@@ -357,6 +358,27 @@ def test_a_lack_of_memory_stands_on_the_page(tmp_path: Path) -> None:
     write_log(run, "evaluate/final.log", "torch.OutOfMemoryError: CUDA out of memory")
     text = page_words(run, config)
     assert "out of memory6evaluate/final: torch.OutOfMemoryError: CUDA out of memory" in text
+
+
+def test_a_package_that_changed_during_the_run_is_named_with_its_versions(tmp_path: Path, page: str, caplog) -> None:
+    caplog.set_level("INFO")
+    config = configuration(rounds=3).only("report")
+    run = make_run(tmp_path / "run", config)
+    earlier = versions() | {"torch": "1.0"}
+    for number, then in ((1, earlier), (2, earlier | {"gone": "3"})):
+        write_json(run / "pages" / f"{number:05d}.json", {"round": number, "versions": then})
+    report(config, run, tmp_path / "summary.json", tmp_path / "report.html")
+    now = versions()["torch"]
+    assert read_json(tmp_path / "summary.json")["earlier_versions"] == {"torch": {"1.0": 1}, "gone": {"3": 2}}
+    assert f"warn: torch was 1.0 after round 1 and is {now} now: " in "\n".join(caplog.messages)
+    text = Reader((tmp_path / "report.html").read_text()).text
+    assert "gone changed during the run: 3 after round 2, not installed when this page was made." in text
+    for number in (1, 2):  # one of older code, and one whose packages are the same
+        write_json(
+            run / "pages" / f"{number:05d}.json", {"round": number} | ({"versions": versions()} if number == 1 else {})
+        )
+    assert "earlier_versions" not in summarize_run(config, run)
+    assert "changed during the run" not in page
 
 
 def test_symptoms_stand_on_the_page_and_at_the_end_on_the_terminal(tmp_path: Path, page: str, caplog) -> None:

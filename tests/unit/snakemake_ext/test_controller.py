@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+import traceback
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,8 @@ from unittest.mock import MagicMock
 import pytest
 import yaml
 from helpers import mini
-from snakemake.exceptions import LockException
+from snakemake.exceptions import LockException, ProtectedOutputException, format_exception_to_string
+from snakemake.io import IOFile
 from snakemake.jobs import Reason
 from snakemake.settings.enums import RerunTrigger
 from snakemake.settings.types import ConfigSettings, SharedFSUsage
@@ -25,7 +27,7 @@ from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.cluster import containers
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.run_set import RunSet, read_runs, runs_of
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, no_space_left
 from rloo_pipeline.judging.diagnosis import STOPPED
 from rloo_pipeline.judging.run_files import is_finished
 from rloo_pipeline.runtime import devices
@@ -299,6 +301,26 @@ def test_a_call_beside_a_living_one_is_refused_also_where_snakemakes_lock_was_cl
     assert not Path("results").exists()
     assert (own.exists(), others.exists()) == (False, True)
     assert persistence.unlock is noop, "Snakemake removes the markers of all processes when it ends"
+
+
+def test_a_file_of_a_job_that_cannot_be_written_is_named_with_what_helps(starting) -> None:
+    files = [IOFile(f"results/{name}", rule=None) for name in ("a b.json", "c.json")]
+    rule = SimpleNamespace(name="report", snakefile="workflow/rules/evaluate.smk", lineno=1)
+    error = ProtectedOutputException(SimpleNamespace(rule=rule, output=files, wildcards=None), files)
+    said = logging.makeLogRecord({"msg": format_exception_to_string(error)})
+    assert starting.on_message(said)
+    assert said.msg.startswith("Error: results/a b.json: you cannot write to it, or its file system is read-only; ")
+
+
+def test_a_full_disk_on_which_snakemake_cannot_lock_is_one_sentence_and_other_tracebacks_stay(starting) -> None:
+    for error, is_told in ((OSError(errno.ENOSPC, "No space left on device"), True), (OSError("not that"), False)):
+        try:
+            raise error
+        except OSError:
+            text = traceback.format_exc()
+        said = logging.makeLogRecord({"msg": text})
+        assert starting.on_message(said)
+        assert said.msg == (f"Error: {no_space_left(Path.cwd())}" if is_told else text)
 
 
 def test_what_snakemake_says_before_and_instead_of_a_dag(starting) -> None:

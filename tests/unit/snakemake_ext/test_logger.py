@@ -169,6 +169,23 @@ def test_the_last_lines_of_a_failure_have_its_sentence_log_and_command(tmp_path,
     ]
 
 
+def test_a_failure_shows_the_end_of_each_log_and_says_how_much_is_above(tmp_path, capfd) -> None:
+    call = Call(tmp_path / "results" / "mini", show_failed_logs=True)
+    log, empty = tmp_path / "score.log", tmp_path / "empty.log"
+    log.write_text("".join(f"line {number}\n" for number in range(1, 101)))
+    empty.touch()
+    call.planned(1)
+    call.job(3, "score", log)
+    capfd.readouterr()
+    fields = {"jobid": 3, "rule_name": "score", "log": [str(empty), str(log)], "rule_msg": "ended as TIMEOUT"}
+    call.event("", logging.ERROR, event=LogEvent.JOB_ERROR, **fields)
+    told, nothing, name, *lines = capfd.readouterr().err.splitlines()
+    assert told == "failed: score: ended as TIMEOUT"
+    assert nothing == f"log {empty}: nothing is in it"
+    assert name == f"log {log}, last 20 of 100 lines:"
+    assert lines == [f"  line {number}" for number in range(81, 101)]
+
+
 def test_a_call_that_is_refused_though_no_job_is_left_ends_with_one_sentence(tmp_path, capfd, monkeypatch) -> None:
     call = Call(tmp_path / "results" / "mini")
     monkeypatch.setattr(lost_metadata, "kept", lambda _: "a file was replaced")
