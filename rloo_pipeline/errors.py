@@ -186,8 +186,9 @@ NEARLY_FULL = 1 << 16
 
 
 def nearly_full(folder: Path) -> bool:
-    """True if the disk that holds a folder is nearly full."""
-    return shutil.disk_usage(folder).free < NEARLY_FULL
+    """True if the disk that holds a folder is nearly full; /proc and other views of the kernel have no size."""
+    usage = shutil.disk_usage(folder)
+    return usage.total > 0 and usage.free < NEARLY_FULL
 
 
 def no_space_left(folder: Path) -> str:

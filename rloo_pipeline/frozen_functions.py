@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import decode_source, spec_from_file_location
@@ -116,7 +117,7 @@ def source(file: Path) -> Path:
 
 
 def editable(name: str) -> Path | None:
-    """The file of a module of the project that `pip install -e` finds by a finder of its own; nothing is imported.
+    """The file of a module that `pip install -e` finds by a finder of its own; nothing is imported.
 
     None for what is in the environment's folder, such as `src`, into which pip clones a repository.
     """
@@ -124,10 +125,22 @@ def editable(name: str) -> Path | None:
         if getattr(finder, "__name__", "").startswith("_Editable"):
             spec = _spec_by(finder, name)
             file = Path(spec.origin).resolve() if spec and spec.has_location and spec.origin else Path()
-            own = file.suffix == ".py" and file.is_relative_to(Path.cwd().resolve())
-            if own and not _is_installed(file, file.parent):
+            if file.suffix == ".py" and not _is_installed(file, file.parent):
                 return file
     return None
+
+
+@cache
+def editable_projects() -> tuple[Path, ...]:
+    """The folders of the projects that `pip install -e` has installed, except this one's."""
+    from importlib.metadata import distributions  # workers of user code need none of this
+    from urllib.parse import unquote, urlsplit
+
+    records = (distribution.read_text("direct_url.json") for distribution in distributions())
+    origins = (json.loads(record) for record in records if record)
+    urls = [origin["url"] for origin in origins if origin.get("dir_info", {}).get("editable")]
+    folders = [Path(unquote(urlsplit(url).path)).resolve() for url in urls]
+    return tuple(folder for folder in folders if not Path(__file__).resolve().is_relative_to(folder))
 
 
 def _spec_by(finder: Any, name: str) -> ModuleSpec | None:

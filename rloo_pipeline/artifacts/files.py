@@ -79,7 +79,10 @@ def atomic_write(path: Path) -> Iterator[Path]:
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Yields an empty temporary folder; it replaces `path` if the block succeeds and is removed if it raises."""
     with _temporary(path) as temporary:
-        temporary.mkdir(exist_ok=True)  # it has just been made if NFS asks twice
+        try:
+            temporary.mkdir(exist_ok=True)  # it has just been made if NFS asks twice
+        except FileNotFoundError:
+            raise OSError(errno.EROFS, "its file system takes no new folders", str(path)) from None
         yield temporary
         replace_folder(temporary, path)
 

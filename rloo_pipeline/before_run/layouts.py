@@ -16,6 +16,10 @@ from rloo_pipeline.errors import UserError
 
 PER_NODE = 8
 """Number of GPUs in a node, the most over which one engine can be split."""
+SPLITS = 128
+"""Maximum number of ways to divide nodes between sampling and training that are tried, evenly spaced if there are more
+nodes.
+"""
 TURNS = "sample, then train"
 BESIDE = "sampling beside training"
 OPTIMIZER = "optimizer in host memory"
@@ -116,7 +120,8 @@ def _side_by_side(config: Config, gpus: int) -> Iterator[Iterator[Changes]]:
     train.
     """
     lag = {"rollout.lag": config.rollout.lag or 1, **_correction(config.algorithm)}
-    for trainers in range(1, gpus) if gpus <= PER_NODE else range(PER_NODE, gpus, PER_NODE):
+    step = PER_NODE * -(-gpus // (PER_NODE * SPLITS))
+    for trainers in range(1, gpus) if gpus <= PER_NODE else range(step, gpus, step):
         parts = product(_sampling(config.rollout, gpus - trainers), _training(config, trainers, {}))
         yield (one | other | lag for one, other in parts)
 

@@ -218,7 +218,9 @@ class Translation:
 
     def _grpo(self) -> None:
         """Sets the keys of GRPO's loss to TRL's defaults. In TRL, truncated completions stay in the baseline."""
-        algorithm = {"keep_truncated_in_baseline": True, "importance_sampling_level": "token", "clip": "ppo"}
+        algorithm: JSON = {"importance_sampling_level": "token", "clip": "ppo"}
+        if self.options.get("mask_truncated_completions"):
+            algorithm["keep_truncated_in_baseline"] = True
         for option in ("loss_type", "scale_rewards"):
             value, table = self.options[option], tables.VALUES[option]
             value = {True: "group", False: "none"}.get(value, value) if option == "scale_rewards" else value

@@ -164,8 +164,8 @@ class Algorithm(Section):
     skipped.
     """
     keep_truncated_in_baseline: bool = False
-    """Still count a masked completion (with KL 0) in its siblings' baseline and in the denominator of the loss, as TRL
-    does. Otherwise it is ignored everywhere.
+    """Still count a completion that `mask_truncated_completions` masks (with KL 0) in its siblings' baseline and in the
+    denominator of the loss, as TRL does. Otherwise it is ignored everywhere.
     """
     filter_zero_variance: bool = False
     """Drop groups whose scores are all equal (after `reward_clip_range`), since they have no learning signal;
@@ -192,6 +192,10 @@ class Algorithm(Section):
                 "the three out"
             )
         yield from self._problems_of_clip_and_kl()
+        kept_by_preset = presets.PRESETS.get(str(self.preset), {}).get("keep_truncated_in_baseline", False)
+        if not (self.mask_truncated_completions or kept_by_preset):
+            reason = "without mask_truncated_completions; set that"
+            yield from self.unused(("keep_truncated_in_baseline",), reason)
         if self.loss_agg_mode == "sequence" and not self.acts_on_tokens:
             yield from self.mismatch.problems_of_one_action()
 

@@ -51,6 +51,9 @@ class Experiment(Section):
             yield "`vary` and `arms` both name arms; leave one of the two out"
         for key in (key for key, values in self.vary.items() if not values):
             yield f"vary.{key}: the list is empty; give it a value"
+        for key, values in self.vary.items():
+            for value in (value for number, value in enumerate(values) if value in values[:number]):
+                yield f"vary.{key}: the value {value!r} occurs twice, which would be the same arm; leave one out"
         names = [name for name, _ in self._named()]
         for name in (name for name in names if names.count(name) > 1):
             yield f"vary: two arms would be named '{name}'; name them under `arms` instead"
@@ -84,7 +87,7 @@ class Experiment(Section):
 
 def _label(key: str, value: Any) -> str:
     """The part of an arm's name that stands for a value; it includes the key if the value alone says little."""
-    word = str(value).lower() if value is None or value is True else str(value)
+    word = str(value).lower() if value is None or isinstance(value, bool) else str(value)
     text = re.sub(r"[^A-Za-z0-9.]+", "-", word).strip("-")
     says_enough = isinstance(value, str) and re.match("[A-Za-z]", value)
     return re.sub(r"[^A-Za-z0-9._-]", "-", str(value)) if says_enough else f"{key.rpartition('.')[2]}-{text}"

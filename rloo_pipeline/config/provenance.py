@@ -134,11 +134,12 @@ def _start(reference: str, file: Path) -> tuple[Path, tuple[Path, ...], str]:
 
     For `package.module:function`, the search folder is the package's parent. For `path/file.py:function`, it is the
     file's folder and those above it up to the working folder, since a package may begin there. Folders of the project
-    that Python searches, as those in PYTHONPATH, come last.
+    that Python searches, as those in PYTHONPATH, come last, with those of packages that `pip install -e` has installed.
     """
     file, module = file.resolve(), import_string.of_library(reference)[0].rpartition(":")[0]
     project, copies = Path.cwd().resolve(), frozen_functions.in_use().folder
-    searched = [folder for folder in map(Path.resolve, map(Path, sys.path)) if folder.is_relative_to(project)]
+    owned = (project, *frozen_functions.editable_projects())
+    searched = [folder for folder in map(Path.resolve, map(Path, sys.path)) if any(map(folder.is_relative_to, owned))]
     installed = [Path(prefix).resolve() for prefix in (sys.base_prefix, sys.prefix)]
     searched = [folder for folder in searched if not any(map(folder.is_relative_to, installed))]
     if not module.endswith(".py"):

@@ -192,8 +192,9 @@ def training_prompts(config: Config, run: Path) -> JSON | None:
 
     Returns:
         The key `weights` and, if policy 0 was sampled for it, `prompts`, `kept`, `pass_rate` (the range or None),
-        `num_generations`, `right` (number of prompts with a pass rate of 0, 1/K, … 1) and `unscored` (number without
-        one). None if the run does not select prompts, or policy 0 has not been sampled yet.
+        `num_generations`, `right` (number of prompts with a pass rate of 0, 1/K, … 1), `between` (number of prompts
+        that `right` counts at the nearest of these, since fewer than K completions have scores) and `unscored` (number
+        without a pass rate). None if the run does not select prompts, or policy 0 has not been sampled yet.
 
     Raises:
         UserError: a table is damaged.
@@ -207,8 +208,8 @@ def training_prompts(config: Config, run: Path) -> JSON | None:
     if not all(file.exists() for file in files):
         return None
     counts = list(prompt_counts.read(files, 0).values())
-    rates = [counted.pass_rate for counted in counts if counted.samples]
-    right = np.bincount([round(rate * select.num_generations) for rate in rates], minlength=select.num_generations + 1)
+    shares = np.array([counted.pass_rate for counted in counts if counted.samples]) * select.num_generations
+    right = np.bincount(shares.round().astype(int), minlength=select.num_generations + 1)
     return {
         "weights": select.weights,
         "prompts": len(counts),
@@ -216,7 +217,8 @@ def training_prompts(config: Config, run: Path) -> JSON | None:
         "pass_rate": select.pass_rate,
         "num_generations": select.num_generations,
         "right": right.tolist(),
-        "unscored": len(counts) - len(rates),
+        "between": int((~np.isclose(shares, shares.round(), atol=1e-6)).sum()),
+        "unscored": len(counts) - len(shares),
     }
 
 

@@ -22,6 +22,7 @@ As the `judge` of a configuration, the function compares two completions with PA
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 from functools import lru_cache
@@ -35,6 +36,7 @@ from rloo_pipeline.user_code.completion_text import THINK_START, after_thinking,
 from rloo_pipeline.user_code.reward_call import OTHERS, score_refused, unscored
 
 if TYPE_CHECKING:
+    import httpx2
     from openai import AsyncOpenAI
 
 REWARD = "judge_reward"
@@ -72,6 +74,10 @@ they are equally good, 10 if the first is much better.
 PATTERN = r"(?i)score[\s:=*_]{0,6}(-?\d+(?:\.\d+)?)"
 REQUESTS = 32
 """Maximum number of concurrent requests of a call."""
+LARGEST_ANSWER = 16 << 20
+"""Maximum size of an answer in bytes; up to REQUESTS of them are in memory at a time."""
+OF_TRANSFER = ("content-encoding", "content-length", "transfer-encoding")
+"""Headers that describe how a content was sent, which no longer hold once it is decoded."""
 REFUSED_CONTENT = (400, 413, 422)
 """Status codes by which an endpoint refuses the content of a request, such as a completion that is too long."""
 
@@ -116,7 +122,8 @@ async def judge_reward(
         row_columns: every column of the dataset.
 
     Raises:
-        UserError: template, pattern or a number is invalid, or the endpoint cannot be reached or refuses requests.
+        UserError: template, pattern or a number is invalid, or the endpoint cannot be reached, refuses requests, or
+            sends too much.
     """
     import openai
 
@@ -172,6 +179,8 @@ async def judge_reward(
                 return None
             raise UserError(f"{REWARD}: {url} refused {status}; check base_url, model and api_key_env") from None
         except openai.APIConnectionError as error:
+            if isinstance(error.__cause__, UserError):
+                raise error.__cause__ from None
             cause = f"{type(error).__name__} {readable(error.__cause__ or error)}"
             raise UserError(
                 f"{REWARD}: {url} failed {attempts} times, last with {cause}; check that the server runs and can be "
@@ -202,12 +211,14 @@ def _client(_loop: asyncio.AbstractEventLoop, base_url: str, key: str, timeout: 
     import openai
 
     class BoundedClient(openai.DefaultAsyncHttpxClient):
-        """Limits the total time of a request. httpx limits each read, so a slow trickle would never time out."""
+        """Limits the total time of a request, and the size of its answer. httpx limits the time of each read, so a slow
+        trickle would never time out.
+        """
 
         async def send(self, request: httpx2.Request, **kwargs: Any) -> httpx2.Response:
             try:
                 async with asyncio.timeout(timeout):
-                    return await super().send(request, **kwargs)
+                    return await _whole(await super().send(request, **{**kwargs, "stream": True}))
             except TimeoutError:
                 raise httpx2.ReadTimeout(f"no whole answer within {timeout:g} s", request=request) from None
 
@@ -220,6 +231,25 @@ def _client(_loop: asyncio.AbstractEventLoop, base_url: str, key: str, timeout: 
         max_retries=attempts - 1,
         http_client=BoundedClient(timeout=timeout, follow_redirects=False),  # never send completions to another host
     )
+
+
+async def _whole(response: httpx2.Response) -> httpx2.Response:
+    """The response with its content, read piece by piece, since a server may send more than the memory holds.
+
+    Raises:
+        UserError: it is larger than LARGEST_ANSWER.
+    """
+    import httpx2
+
+    content = bytearray()
+    async with contextlib.aclosing(response), contextlib.aclosing(response.aiter_bytes()) as parts:
+        async for part in parts:
+            content += part
+            if len(content) > LARGEST_ANSWER:
+                limit = f"{LARGEST_ANSWER >> 20} MiB"
+                raise UserError(f"{REWARD}: {response.url.host} sent an answer of more than {limit}; check base_url")
+    headers = [(name, value) for name, value in response.headers.multi_items() if name not in OF_TRANSFER]
+    return httpx2.Response(response.status_code, headers=headers, content=bytes(content), request=response.request)
 
 
 async def _reply(

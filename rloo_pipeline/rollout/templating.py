@@ -83,6 +83,7 @@ class Templater:
         digests = [image_store.digest(file) for file, _ in found]
         self.files |= {digest: file for digest, (file, _) in zip(digests, found, strict=True)}
         prompt_row = self._begin({**row, column: digests}, location)
+        check_question(prompt_row["prompt"], location)
         del prompt_row[column]
         pixels = [image for _, image in found]
         ids = images.encode(prompt_row["prompt"], pixels, self.dataset, self.processor, location)

@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -78,7 +77,7 @@ def compiling(folder: Path, key: str) -> Iterator[None]:
         if begun.exists():
             _remove_others(folder, {*json.loads(begun.read_text())})
         temporary = folder / f"{OWN}new"
-        temporary.write_text(json.dumps(sorted(entry.name for entry in folder.iterdir())))
+        temporary.write_text(json.dumps(sorted(str(entry.relative_to(folder)) for entry in folder.rglob("*"))))
         temporary.replace(begun)
         yield
         begun.unlink()  # first: if a kill left both files, the next job would remove what is complete
@@ -103,8 +102,8 @@ def _locks(file: int) -> bool:
     return False
 
 
-def _remove_others(folder: Path, names: set[str]) -> None:
-    """Removes all entries except these and our own."""
-    for entry in folder.iterdir():
-        if entry.name not in names and not entry.name.startswith(OWN):
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+def _remove_others(folder: Path, paths: set[str]) -> None:
+    """Removes all files and folders, at any depth, except these and our own."""
+    for entry in sorted(folder.rglob("*"), reverse=True):  # what is in a folder comes before it
+        if str(entry.relative_to(folder)) not in paths and not entry.name.startswith(OWN):
+            entry.rmdir() if entry.is_dir() and not entry.is_symlink() else entry.unlink()

@@ -1,7 +1,8 @@
-"""stage-assets: model and datasets → local folders at a pinned revision. The only stage that may use the network.
+"""stage-assets: model and datasets → local folders at a pinned revision.
 
 Writes `assets.json` with the path and revision of each source, and the model if the configuration builds one. All other
-stages read it and run offline.
+stages read it. Besides this one, only `stage_harness` fetches from the Hub. In other stages, the user's functions, such
+as a judge or an environment, and trackers may use the network.
 """
 
 import os
@@ -87,7 +88,7 @@ def _source(key: str, source: Source, data_dir: str | None) -> dict[str, str | N
 
 def _snapshot(name: str, kind: str, revision: str | None, patterns: list[str] | None) -> tuple[str, str]:
     """Fetches a Hub repository. Returns its local folder, and the commit, which names the folder."""
-    # huggingface_hub reads the variable on import; this is the only stage that may use the network
+    # huggingface_hub reads the variable on import; other stages set it to 1
     os.environ["HF_HUB_OFFLINE"] = os.environ.get("RLOO_ASSETS_OFFLINE", "0")
     from huggingface_hub import snapshot_download
     from huggingface_hub.constants import HF_HUB_CACHE

@@ -98,7 +98,7 @@ def require_store(names: Collection[str]) -> None:
             as a file and a folder of the same name.
     """
     store = os.environ.get("MLFLOW_TRACKING_URI", "")
-    if "mlflow" in names and re.match(r"file:|(?!databricks|uc$)[^:]+$", store):
+    if "mlflow" in names and re.match(r"(?i:file:)|(?!databricks|uc$)[^:]+$", store):
         raise UserError(
             f"MLFLOW_TRACKING_URI: MLflow cannot keep a run's metrics in a folder ({store}); name a database, such "
             "as sqlite:////home/me/mlflow.db, or a server"

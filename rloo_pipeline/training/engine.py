@@ -276,7 +276,8 @@ class Engine:
         adapter.base_model_name_or_path = str(self.policy.base)
         if isinstance(adapter.target_modules, set):  # the order of a set differs between processes
             adapter.target_modules = sorted(adapter.target_modules)
-        self.model.save_pretrained(target, state_dict=weights)
+        # else PEFT adds the frozen base weights of an embedding, which no rank has whole under ZeRO 3
+        self.model.save_pretrained(target, state_dict=weights, save_embedding_layers=False)
         (target / "README.md").unlink(missing_ok=True)  # PEFT's model card, an empty form
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:

@@ -229,8 +229,10 @@ def load_adapter(model: PreTrainedModel, policy: Policy, trainable: bool = False
     except (ValueError, OSError, KeyError, RuntimeError, TypeError) as error:
         raise_disk_error(error, policy.folder)
         raise UserError(f"{policy}: not an adapter that PEFT can load ({one_line(error)})") from error
-    expected = {name: list(tensor.shape) for name, tensor in peft.get_peft_model_state_dict(adapted).items()}
-    shapes = StoredTensors([policy.folder / model_files.ADAPTER_WEIGHTS]).shapes
+    weights = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    expected = {name: list(tensor.shape) for name, tensor in weights.items()}
+    stored = StoredTensors([policy.folder / model_files.ADAPTER_WEIGHTS]).shapes
+    shapes = {name: shape for name, shape in stored.items() if ".base_layer." not in name}  # PEFT may write them, too
     common = sorted(shapes.keys() & expected.keys())
     loading_info = {
         "missing_keys": expected.keys() - shapes.keys(),

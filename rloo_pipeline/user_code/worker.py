@@ -232,9 +232,7 @@ class _Scorer(CallerOfUserCode):
                         returned = self.loop.run(_await(returned), context=copy_context())  # with this call's own notes
                 scores = reward_call.checked_scores(returned, call.rows, notes)
                 _add(results, call, time.monotonic() - began, scores, notes)
-            except (SystemExit, KeyboardInterrupt):
-                raise
-            except BaseException as error:  # asyncio.CancelledError is not an Exception
+            except BaseException as error:  # also SystemExit and asyncio.CancelledError
                 results.append(self._failed(call, began, error))
         self._send(results)
 
@@ -262,7 +260,7 @@ class _Scorer(CallerOfUserCode):
                 with only_in(self.pid):
                     returned = await self.function(**call.arguments)
             scores = reward_call.checked_scores(returned, call.rows, notes)
-        except (Exception, asyncio.CancelledError) as error:
+        except (Exception, asyncio.CancelledError, SystemExit, KeyboardInterrupt) as error:
             if isinstance(error, TimeoutError) and limit.expired():
                 return Failed(call.number, time.monotonic() - began, late=True)
             return self._failed(call, began, error)

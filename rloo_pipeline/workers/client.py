@@ -2,8 +2,8 @@
 
 A worker listens on the Unix socket ROLE-N.sock in the folder that RLOO_WORKERS names, which only the user can enter
 (mode 0700). Only the holder of the lock on ROLE-N.lock may talk to the worker; the kernel releases it when a stage is
-killed. The file names the run that the worker served last; other runs of an experiment try that worker last. The
-request is a line of JSON, {"words", "folder", "started"}, sent with the file descriptor of the terminal.
+killed. The file names the run and the command that the worker served last; other runs of an experiment try that worker
+last. The request is a line of JSON, {"words", "folder", "started"}, sent with the file descriptor of the terminal.
 The answer is {"code"}, or nothing if the worker died. The code is null if the worker holds an engine that does not fit
 the stage: it restarts, and the stage waits for that.
 
@@ -31,6 +31,10 @@ OF_A_RANK = ("TORCHELASTIC_RUN_ID", "RLOO_MEETING")
 PATIENCE = {"sampler": 10.0, "logprobs": 3.0, "trainer": 3.0, "scorer": 10.0, "observer": 10.0}
 """Seconds that a stage waits for a busy worker: about as long as an engine of its own takes to start, so that waiting
 at most doubles that time.
+"""
+MODEL_PATIENCE = 120.0
+"""Seconds that a call of a reward model waits for a busy worker, or a stage for a worker that makes one: about as long
+as a large model takes to load, since each of the two would load it.
 """
 
 
@@ -87,13 +91,15 @@ def _connect(role: str, argv: Sequence[str], terminal: int, restarts: bool) -> t
         restarts: True if a worker has just said that it restarts, and so listens again soon.
 
     Returns:
-        The descriptor of the worker's lock, and the connection; None if no worker is free within PATIENCE.
+        The descriptor of the worker's lock, and the connection; None if no worker is free within PATIENCE, or
+        MODEL_PATIENCE.
     """
-    deadline = time.monotonic() + PATIENCE[role]
+    began, run = time.monotonic(), _run_of(argv)
     while True:
-        busy = restarts
-        names, run = _listening(os.environ[FOLDER], role), _run_of(argv)
-        for name in sorted(names, key=lambda name: (_last_run(name) != run, _last_run(name) != "")):
+        busy, patience = restarts, MODEL_PATIENCE if argv[0] == CALL_MODEL else PATIENCE[role]
+        names = _listening(os.environ[FOLDER], role)
+        last = {name: _last_request(name) for name in names}
+        for name in sorted(names, key=lambda name: (last[name][0] != run, last[name][0] != "")):
             try:
                 lock = os.open(f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
             except FileNotFoundError:  # the workers have ended and removed their folder
@@ -101,12 +107,13 @@ def _connect(role: str, argv: Sequence[str], terminal: int, restarts: bool) -> t
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.ftruncate(lock, 0)
-                os.pwrite(lock, run.encode(), 0)
+                os.pwrite(lock, f"{run}\n{argv[0]}".encode(), 0)
                 return lock, _request(f"{name}.sock", argv, terminal)
             except OSError as error:  # BlockingIOError: the worker is busy; any other: it is gone
                 os.close(lock)
-                busy = busy or isinstance(error, BlockingIOError)
-        if not busy or time.monotonic() > deadline:
+                if isinstance(error, BlockingIOError):
+                    busy, patience = True, MODEL_PATIENCE if last[name][1] == CALL_MODEL else patience
+        if not busy or time.monotonic() > began + patience:
             return None
         time.sleep(0.02)
 
@@ -121,13 +128,14 @@ def _run_of(argv: Sequence[str]) -> str:
     return f"{output} {only}".rstrip()
 
 
-def _last_run(name: str) -> str:
-    """The run that a worker served last, whose engines it holds; empty if there is none."""
+def _last_request(name: str) -> tuple[str, str]:
+    """The run that a worker served last, whose engines it holds, and the command; empty if there is none."""
     try:
         with open(f"{name}.lock", encoding="utf-8") as lock:
-            return lock.read()
+            run, _, command = lock.read().partition("\n")
+            return run, command
     except OSError:
-        return ""
+        return "", ""
 
 
 def listens(role: str) -> bool:

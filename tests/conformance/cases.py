@@ -30,7 +30,10 @@ class Case:
 
 KEPT = {"keep_truncated_in_baseline": True}
 MASKED = {"mask_truncated_completions": True}
-NOT_KEPT = ({"keep_truncated_in_baseline": False}, {"mask_truncated_completions": False})
+NOT_KEPT = (
+    {"keep_truncated_in_baseline": False},
+    {"keep_truncated_in_baseline": False, "mask_truncated_completions": False},
+)
 GAPS = {"functions": 2, "unknown": [(0, 2), (0, 6), (1, 6), (1, 9)]}
 """Completion 6 has no reward at all, 2 and 9 have one of two."""
 LONE = {"unknown": [(0, 4), (0, 5), (0, 7)]}

@@ -75,6 +75,7 @@ CASES = {
     "rloo": ("RLOO", {}),
     "rloo-kl": ("RLOO", {"beta": 0.5, "num_generations": 4}),
     "rloo-lora": ("RLOO", {}, LORA),
+    "rloo-lora-embedding": ("RLOO", {}, "LoraConfig(target_modules=['q_proj', 'embed_tokens'])"),
     "rloo-iterations": ("RLOO", {"num_iterations": 2}),
     "rloo-accumulated-warm-up": ("RLOO", {"gradient_accumulation_steps": 2, "warmup_steps": 2, "weight_decay": 0.1}),
     "grpo": ("GRPO", {"per_device_train_batch_size": 16}),
@@ -122,6 +123,7 @@ def of_script(kind: str) -> tuple[Trained, list[Round]]:
         mock.patch.object(getattr(trl, f"{kind}Trainer"), "_generate_single_turn", complete),
         mock.patch.object(optimization, RATE, rate_after_step),
         mock.patch.object(torch.nn.init, "kaiming_uniform_", fill),
+        mock.patch.object(torch.nn.init, "normal_", fill),  # of adapters on embeddings
     ):
         trainer = runpy.run_path("script.py")["trainer"]
     return Trained(before, weights(trainer)), rounds
@@ -167,7 +169,10 @@ def of_stages(model: Path, number: int, round_: Round) -> None:
     if config.uses_reference:
         reference(config.only("reference"), zero, files.rollouts[0], files.reference[0])
     outputs = run / f"{number:05d}", *(folder / name for name in ("metrics", "events", "train.parquet"))
-    with mock.patch.object(torch.nn.init, "kaiming_uniform_", fill):
+    with (
+        mock.patch.object(torch.nn.init, "kaiming_uniform_", fill),
+        mock.patch.object(torch.nn.init, "normal_", fill),
+    ):
         inputs = files.rollouts, files.scores
         update(config.only("update"), number, policy, run / "trainer", *inputs, *outputs, reference=files.reference)
 

@@ -20,6 +20,7 @@ from rloo_pipeline.demo.colours import square
 from rloo_pipeline.demo.vision_model import tiny_vision_model
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.report import samples
+from rloo_pipeline.rollout.templating import Templater
 from rloo_pipeline.training import round_data
 from rloo_pipeline.user_code.score_table import batch_of
 
@@ -87,6 +88,13 @@ def test_an_image_that_the_model_cannot_take_is_named_by_its_row(run, kind) -> N
         images.encode(
             [{"role": "user", "content": "?"}], [Image.new("RGB", (4000, 2))], dataset, model.processor, "row 7"
         )
+
+
+def test_a_question_about_an_image_that_is_empty_is_named_by_its_row(run) -> None:
+    dataset = Config(**mini()).dataset.model_copy(update={"image_column": "image", "user_prompt": None})
+    row = {"prompt": [{"role": "user", "content": " "}], "image": square("red", random.Random(0))}
+    with pytest.raises(UserError, match=r"^mine, row 0: the last message of a prompt is empty; write it, or drop"):
+        list(Templater(dataset, Policy(run / "model")).prompt_rows([row], "mine"))
 
 
 def test_each_image_is_stored_once_and_comes_back_as_it_was(run) -> None:

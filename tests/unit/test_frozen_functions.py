@@ -1,6 +1,7 @@
 """The copies of the user's functions that a run imports in place of the files."""
 
 import errno
+import json
 import os
 import re
 import sys
@@ -48,8 +49,9 @@ def freeze(function: str) -> Path:
 
 
 def forget() -> None:
-    for cached in (syntax.facts, provenance._digest, provenance._closure, provenance._imports):
-        cached.cache_clear()
+    cached = (syntax.facts, provenance._digest, provenance._closure, provenance._imports)
+    for function in (*cached, frozen_functions.editable_projects):
+        function.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -122,15 +124,20 @@ def test_a_module_that_pip_installed_for_editing_is_that_with_which_the_run_bega
     assert import_string.load("installed:reward")([1]) == [1.0]
 
 
-def test_what_a_function_imports_of_a_package_that_pip_installed_for_editing_is_copied(tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("project", [".", "project"], ids=["in the project", "outside"])
+def test_what_a_function_imports_of_a_package_that_pip_installed_for_editing_is_copied(
+    tmp_path, monkeypatch, project
+) -> None:
     """Setuptools' finder, where the folder has another name than the package."""
     package = tmp_path / "libs" / "sources"
+    (tmp_path / project).mkdir(exist_ok=True)
+    monkeypatch.chdir(project)
     (package / "deep").mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "deep" / "__init__.py").touch()
     apart = package / "deep" / "apart.py"
     apart.write_text("ONE = 1.0\n")
-    (tmp_path / "mine.py").write_text(FUNCTION.format(helper="for_editing.deep.apart"))
+    Path("mine.py").write_text(FUNCTION.format(helper="for_editing.deep.apart"))
     made: dict[str, Any] = {}
     exec(editable_wheel._finder_template("for_editing", {"for_editing": str(package)}, {}), made)
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, made["_EditableFinder"]])
@@ -148,6 +155,27 @@ def test_what_a_function_imports_of_a_package_that_pip_installed_for_editing_is_
     frozen_functions.use(None)
     forget()
     assert provenance.function_files("mine.py:reward") != before
+
+
+def test_a_package_outside_the_project_that_pip_finds_by_a_path_is_copied(tmp_path, monkeypatch) -> None:
+    """As hatchling, uv and setuptools do for a `src` layout."""
+    package, record = tmp_path / "my lib" / "src" / "by_path", tmp_path / "site" / "by_path-1.dist-info"
+    for folder in (package, record, tmp_path / "project"):
+        folder.mkdir(parents=True)
+    (package / "__init__.py").write_text("ONE = 1.0\n")
+    (record / "METADATA").write_text("Name: by_path\nVersion: 1\n")
+    origin = {"url": (tmp_path / "my lib").as_uri(), "dir_info": {"editable": True}}
+    (record / "direct_url.json").write_text(json.dumps(origin))
+    monkeypatch.syspath_prepend(record.parent)
+    monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.chdir("project")
+    Path("mine.py").write_text(FUNCTION.format(helper="by_path"))
+    forget()
+    folder = freeze("mine.py:reward")
+    assert {file.name for file in folder.rglob("*.py")} == {"mine.py", "__init__.py"}
+    (package / "__init__.py").write_text("ONE = 2.0\n")
+    frozen_functions.use(folder)
+    assert import_string.load("mine.py:reward")([1, 2]) == [0.5]
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,12 @@ def test_the_first_line_and_the_status_say_that_a_run_does_not_fit(monkeypatch) 
         plan_run(LARGE, "a100:40")
 
 
+@pytest.mark.parametrize(("gpus", "splits", "step"), [(8, 7, 1), (1024, 127, 8), (10_000, 124, 80)])
+def test_very_many_nodes_are_divided_in_no_more_ways_than_128(gpus, splits, step) -> None:
+    first = [next(candidates) for candidates in layouts._side_by_side(CONFIG, gpus)]
+    assert [changes["deepspeed.processes"] for changes in first] == [step * part for part in range(1, splits + 1)]
+
+
 def test_what_does_not_fit_says_what_would(capsys) -> None:
     with pytest.raises(UserError):
         plan_gpus(LARGE, SEVENTY, H100, 2)

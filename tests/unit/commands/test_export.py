@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import model_folders
 import pytest
@@ -13,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rloo_pipeline.artifacts.policy import Policy, seal
 from rloo_pipeline.commands.export import export
 from rloo_pipeline.config import Config
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, explain
 from rloo_pipeline.runtime import guard
 from rloo_pipeline.training import plain_model
 from rloo_pipeline.transformers_internals.tokenizer_file import as_in_other_programs
@@ -66,6 +67,18 @@ def test_a_folder_that_is_not_of_a_run_is_told(tmp_path, adapted) -> None:
     policy, output = adapted / "policies" / "00001", tmp_path / "plain"
     assert f"{policy}: not the folder of a run" in rloo("export", policy, "--out", output).stderr
     assert f"{tmp_path}: the folder of an experiment" in rloo("export", tmp_path, "--out", output).stderr
+
+
+def test_a_place_that_takes_no_folders_is_told_as_such(tmp_path, tiny_model) -> None:
+    """/proc has no size, and so no space left."""
+    folder = tmp_path / "run" / "policies" / "00001"
+    shutil.copytree(tiny_model, folder)
+    seal(folder, "00001")
+    with pytest.raises(OSError, match="new folders") as refused:
+        export(Config(**mini()), tmp_path / "run", Path("/proc/x"), merge=False)
+    assert explain(refused.value) == (
+        "/proc/x: its file system takes no new folders; change its permissions, or use another folder"
+    )
 
 
 def test_a_policy_of_a_run_that_is_write_protected_is_exported_into_a_folder_that_is_not(tmp_path, tiny_model) -> None:

@@ -57,6 +57,11 @@ def shared(run_set, group: str) -> int:
     return len({homes[group] for run, homes in run_set.homes.items() if run in run_set.configs})
 
 
+def test_the_arms_of_truth_values_are_named_as_yaml_writes_them(runs) -> None:
+    run_set = runs(vary={"algorithm.normalize_advantages": [True, False]}, seeds=[0])
+    assert [*run_set.configs] == ["lr/normalize_advantages-true/0", "lr/normalize_advantages-false/0"]
+
+
 @pytest.mark.parametrize(
     ("key", "values", "own"),
     [
@@ -135,7 +140,11 @@ def test_a_configuration_of_one_run_is_one_run(tmp_path) -> None:
         ({"seed": [1]}, "unknown key 'seed'; did you mean 'seeds'?"),
         ({"vary": {"workers": ["never", "always"]}}, "workers: all arms of an experiment need the same value"),
         ({"base": "no.yaml"}, "no.yaml"),
-        ({"vary": {"update.learning_rate": [1.0, 1.0]}}, "'learning_rate-1"),
+        (
+            {"vary": {"update.learning_rate": [1.0, 1.0]}},
+            "vary.update.learning_rate: the value 1.0 occurs twice, which would be the same arm; leave one out",
+        ),
+        ({"vary": {"title": ["a b", "a-b"]}}, "vary: two arms would be named 'a-b'; name them under `arms` instead"),
     ],
 )
 def test_a_wrong_key_gives_a_one_line_error(runs, keys, message) -> None:

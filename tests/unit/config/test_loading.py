@@ -110,6 +110,7 @@ WITHOUT_EFFECT = {
     "algorithm={response_length: {overlong_penalty: 2}}": "overlong_penalty has no effect without overlong_cache",
     "algorithm={response_length: {target_penalty: 2}}": "target_penalty has no effect without target",
     "algorithm={clip: none, epsilon: 0.1}": "epsilon has no effect with clip: none; use clip: ppo, or",
+    "algorithm={keep_truncated_in_baseline: true}": "keep_truncated_in_baseline has no effect without mask_truncated",
     "algorithm={preset: sapo, epsilon_high: 0.3}": "epsilon_high has no effect with clip: sapo",
     "algorithm={preset: cispo, epsilon: 0.3}": "epsilon has no effect with clip: cispo",
     "algorithm={preset: dr_grpo, loss: 'a.py:f', delta: 2}": "delta has no effect with your own loss",

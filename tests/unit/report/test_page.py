@@ -23,8 +23,9 @@ from synthetic_runs import (
     write_prompts,
 )
 
-from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts import prompt_counts, tables
 from rloo_pipeline.artifacts.files import read_json, write_json
+from rloo_pipeline.artifacts.prompt_counts import Counts
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging.diagnosis import diagnose
@@ -32,7 +33,7 @@ from rloo_pipeline.judging.evaluation_summary import summarize_evaluation
 from rloo_pipeline.report.frame import chance, points
 from rloo_pipeline.report.origin import versions
 from rloo_pipeline.report.page import check_figures, render, verdict
-from rloo_pipeline.report.summary import so_far, summarize_run
+from rloo_pipeline.report.summary import so_far, summarize_run, training_prompts
 from rloo_pipeline.stages.report import report
 from rloo_pipeline.stages.report_so_far import report_so_far
 
@@ -410,6 +411,20 @@ def test_the_page_says_how_rounds_draw_prompts_where_policy_0_was_not_sampled_fo
     config = configuration(rounds=1, dataset=dataset, correct={"reward": "answer"})
     text = page_words(make_run(tmp_path / "run", config), config.only("report"))
     assert "where p is the pass rate in earlier rounds: prompts that are solved half of the time" in text
+
+
+def test_prompts_with_unscored_answers_are_at_the_nearest_pass_rate_and_the_page_says_how_many(tmp_path) -> None:
+    source = {"path": "rows.jsonl"}
+    dataset = {"train": source, "eval": source, "select": {"pass_rate": [0.2, 0.8], "num_generations": 4}}
+    config = configuration(rounds=1, dataset=dataset, correct={"reward": "answer"})
+    run = make_run(tmp_path / "run", config)
+    counted = [Counts(1, 4), Counts(1, 3), Counts(2, 3), Counts(1, 2), Counts(0, 1), Counts()]
+    file = run / "warmstart" / "difficulty" / "000.parquet"
+    prompt_counts.write(file, dict(zip("abcdef", counted, strict=True)), 0, shard=0, policy="0")
+    chosen = training_prompts(config, run)
+    assert (chosen["right"], chosen["between"], chosen["unscored"]) == ([1, 2, 1, 1, 0], 2, 1)
+    text = page_words(run, config.only("report"))
+    assert "Of 2 prompts, some answers could not be scored; they are at the nearest share." in text
 
 
 def test_the_page_says_which_round_was_chosen_and_which_rows_served_for_what(tmp_path) -> None:

@@ -1,6 +1,7 @@
 """judge_reward against a local server that implements OpenAI's API."""
 
 import asyncio
+import json
 import re
 import socket
 import threading
@@ -170,6 +171,23 @@ def test_a_completion_gets_0_if_the_server_refuses_only_it_of_its_prompt(status:
         assert ask(server.address, ["7", "7" * 1000], other_completions=["8", "8"]) == [0.5, None], "of two, who knows"
     assert [*notes] == [1, 0]
     assert re.fullmatch(rf"was refused by http://\S+ with status {status} \(.*too long.*\)", notes[1])
+
+
+@pytest.mark.parametrize(("spaces", "fits"), [(0, True), (1 << 20, False)])
+def test_an_answer_that_is_too_large_for_the_memory_is_an_error(monkeypatch, spaces, fits) -> None:
+    monkeypatch.setattr(judge, "LARGEST_ANSWER", 1 << 20)
+
+    def packed(request: Request, number: int) -> tuple[int, Any]:
+        status, body = saying("Score: 5")(request, number)
+        return status, json.dumps(body).encode() + b" " * spaces
+
+    with serving(packed) as server:
+        if fits:
+            assert ask(server.address, ["7"]) == [0.5]
+            return
+        message = r"^judge_reward: 127.0.0.1 sent an answer of more than 1 MiB; check base_url$"
+        with pytest.raises(UserError, match=message):
+            ask(server.address, ["7"], attempts=2)
 
 
 @pytest.mark.parametrize("body", [b"<html>", {"hello": 1}, [1], 1, {"choices": [{}]}, {"choices": [1]}])

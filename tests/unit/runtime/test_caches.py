@@ -81,13 +81,18 @@ def test_the_second_of_two_jobs_waits_and_reads_what_the_first_has_compiled(tmp_
 
 
 def test_what_a_killed_job_has_half_written_is_removed_and_all_else_stays(tmp_path) -> None:
-    (tmp_path / "earlier").mkdir()
+    (tmp_path / "earlier" / "deep").mkdir(parents=True)
+    (tmp_path / "earlier" / "whole").touch()
     killed = job(tmp_path, "model")
     assert killed.stdout.readline() == "compiles\n"
+    (tmp_path / "earlier" / "new").mkdir()
+    for part in ("half", "deep/half", "new/half"):
+        (tmp_path / "earlier" / part).touch()
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
     assert job(tmp_path, "model").communicate("go\n")[0] == "compiles\nhalf and half\n"
-    assert (tmp_path / "earlier").is_dir()
+    left = {str(path.relative_to(tmp_path)) for path in (tmp_path / "earlier").rglob("*")}
+    assert left == {"earlier/deep", "earlier/whole"}
 
 
 def test_a_job_that_is_killed_when_it_has_compiled_leaves_nothing_to_remove(tmp_path, monkeypatch) -> None:

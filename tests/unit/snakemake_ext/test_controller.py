@@ -201,9 +201,10 @@ def test_a_folder_to_bind_must_exist_where_the_image_runs(monkeypatch, starting,
         call_checks.require_packages(starting)
 
 
-def test_a_folder_for_mlflow_is_refused_before_stages_in_an_image_would(monkeypatch, starting) -> None:
+@pytest.mark.parametrize("store", ["mlruns", "file:///mlruns", "FILE:///mlruns"])
+def test_a_folder_for_mlflow_is_refused_before_stages_in_an_image_would(monkeypatch, starting, store) -> None:
     starting.runs, starting.in_image = RunSet({"mini": Config(**mini(report_to="mlflow"))}), True
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "mlruns")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
     with pytest.raises(UserError, match="MLFLOW_TRACKING_URI: MLflow cannot keep a run's metrics in a folder"):
         call_checks.require_packages(starting)
 

@@ -1,5 +1,6 @@
 """W&B and MLflow hold each number of metrics.json exactly once, however often a run is sent."""
 
+import json
 import os
 import re
 import shutil
@@ -7,9 +8,11 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import done, mini, rloo
+from local_server import Request, serving
 from synthetic_runs import metrics_of, train_again, write_config
 
 from rloo_pipeline.artifacts.files import read_json, write_json
@@ -139,6 +142,36 @@ def test_rounds_that_wandb_has_sent_are_in_no_folder_to_be_sent(tmp_path) -> Non
     [file] = run.glob("wandb/offline-run-*/*.wandb")
     assert file.name == f"run-{history.id}-2.wandb", "the server has other numbers of the first one"
     assert wandb_curves(run) == numbers_of(run)
+
+
+def wandb_server(request: Request, _: int) -> tuple[int, Any]:
+    """Answers `wandb sync` as the server of W&B does, as far as it asks."""
+    project = {"id": "1", "name": "rloo_pipeline", "entity": {"id": "2", "name": "me"}}
+    bucket = {"id": "3", "name": "run", "config": "{}", "historyLineCount": 0, "project": project}
+    asked = str(request.body.get("query"))
+    if "upsertBucket" in asked:
+        return 200, {"data": {"upsertBucket": {"bucket": bucket, "inserted": True}}}
+    if "createRunFiles" in asked:
+        return 200, {"data": {"createRunFiles": {"runID": "3", "uploadHeaders": [], "files": []}}}
+    return 200, {"data": {"model": {**project, "bucket": None}}} if "query" in request.body else {}
+
+
+def test_wandb_sync_sends_every_number_once(tmp_path) -> None:
+    run, curves = tmp_path / "run", Curves()
+    with serving(wandb_server) as server:
+        keys = {"WANDB_BASE_URL": server.address, "WANDB_API_KEY": "a" * 40, "WANDB_ERROR_REPORTING": "false"}
+        for rounds in (3, 5):
+            to_wandb.send(write_run(run, rounds), run)
+            folders = sorted(run.glob("wandb/offline-run-*"))
+            subprocess.run([WANDB, "sync", *folders], env=os.environ | keys, capture_output=True, check=True)
+        sent = [request.body["files"] for request in server.requests if "files" in request.body]
+    for line in [line for files in sent for line in files.get("wandb-history.jsonl", {"content": []})["content"]]:
+        row = json.loads(line)
+        for name, value in row.items():
+            if not name.startswith("_"):
+                assert row["_step"] // 2 not in curves.setdefault(name, {}), "a point is sent twice"
+                curves[name][row["_step"] // 2] = value
+    assert curves == numbers_of(run)
 
 
 def test_a_configuration_that_comes_back_is_another_run_of_wandb(tmp_path) -> None:

@@ -139,6 +139,16 @@ def refuses(completions):
     if "7" in completions:
         raise UserError("name another column")
     return number(completions)
+
+def exits(completions):
+    if "7" in completions:
+        raise SystemExit("none of my business")
+    return number(completions)
+
+async def interrupts(completions):
+    if "7" in completions:
+        raise KeyboardInterrupt
+    return number(completions)
 """
 NUMBERS = [float(row) for row in range(20)]
 
@@ -172,6 +182,8 @@ def without(row: int) -> list[float | None]:
         ("crashes", {"on_error": "none"}, "died of SIGSEGV"),
         ("leaves", {"on_error": "none"}, "ended its process with exit code 3"),
         ("raises", {"on_error": "none"}, "raised ValueError: boom (mine.py, line 30)"),
+        ("exits", {"on_error": "none"}, "raised SystemExit: none of my business (mine.py, line 119)"),
+        ("interrupts", {"on_error": "none"}, "raised KeyboardInterrupt: (mine.py, line 124)"),
     ],
 )
 def test_a_failing_row_loses_only_its_own_score(file, name, keys, message) -> None:

@@ -462,6 +462,32 @@ def test_a_stage_asks_the_worker_that_has_its_engine_first(tmp_path, monkeypatch
     assert asked("a", "--only", "other") == "scorer-0"
 
 
+@pytest.mark.parametrize(
+    ("current", "asks", "waits"),
+    [("call-model", "score", True), ("score", "call-model", True), ("score", "score", False)],
+)
+def test_a_stage_waits_longer_rather_than_load_a_reward_model_that_a_worker_is_loading(
+    tmp_path, monkeypatch, current, asks, waits
+) -> None:
+    monkeypatch.setenv(client.FOLDER, str(tmp_path))
+    monkeypatch.setitem(client.PATIENCE, "scorer", 0.1)
+    with socket.socket(socket.AF_UNIX) as listener, (tmp_path / "scorer-0.lock").open("w") as lock:
+        client.with_short_path(listener.bind, str(tmp_path / "scorer-0.sock"))
+        listener.listen()
+        lock.write(f"results/a\n{current}")
+        lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with ThreadPoolExecutor() as other:
+            answer = other.submit(client._connect, "scorer", [asks, "--output", "results/a"], 2, False)
+            assert wait([answer], timeout=1 if waits else 60).done == (set() if waits else {answer})
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            connected = answer.result()
+    assert (connected is not None) == waits
+    if connected:
+        os.close(connected[0])
+        connected[1].close()
+
+
 def test_on_a_gpu_a_scorer_counts_only_with_a_reward_model() -> None:
     roles = {"scorer", "observer", "trainer"}
     model = {"function": REWARD_MODEL, "options": {"model": "x"}}
