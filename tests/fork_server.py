@@ -31,6 +31,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
+import huge_pages
 import shape_checks
 from beartype._cache.cacheclear import clear_caches
 from fork_client import Fork
@@ -200,10 +201,12 @@ def _import() -> dict[str, ModuleType]:
         if not module.name.endswith("__main__") and not without_triton:
             importlib.import_module(module.name)
     own_modules = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == PACKAGE}
+    own_modules[f"{PACKAGE}.report.frame"]._packed_plotly()  # it remembers the result
     _forget_package()
     sys.dont_write_bytecode = True  # a command finds the bytecode of the package, and writes none of what a test edits
     gc.collect()
     gc.freeze()  # else each collection in a fork copies the pages of all that is imported here
+    huge_pages.collapse()
     return own_modules
 
 
