@@ -6,6 +6,7 @@ arrive on a socket, each with its own environment, output and exit status. What 
 ranks forked here too.
 """
 
+import ast
 import atexit
 import contextlib
 import gc
@@ -93,7 +94,7 @@ def _serve(
                 continue
             connection, _ = listener.accept()
             with connection.makefile() as lines:
-                own_session, command = json.loads(lines.readline())
+                own_session, command = ast.literal_eval(lines.readline())
             if child := os.fork():
                 ended = os.pidfd_open(child)
                 for place in [ended] if own_session else [ended, connection]:
@@ -235,9 +236,15 @@ def _forget_package() -> None:
 
 def _files(package: Path) -> dict[str, tuple[int, int]]:
     """Sizes and times of a package's files, which a copy keeps and an edit does not."""
-    folders = [(folder, names) for folder, _, names in os.walk(package) if "__pycache__" not in folder]
-    files = [Path(folder, name) for folder, names in folders for name in names]
-    return {str(file.relative_to(package)): (file.stat().st_size, file.stat().st_mtime_ns) for file in files}
+    found, folders = {}, [str(package)]
+    while folders:
+        for entry in os.scandir(folders.pop()):
+            if entry.is_dir():
+                folders += [entry.path] * (entry.name != "__pycache__")
+            else:
+                status = entry.stat()
+                found[entry.path.removeprefix(str(package))] = (status.st_size, status.st_mtime_ns)
+    return found
 
 
 def _move(modules: Mapping[str, ModuleType], root: Path) -> None:
