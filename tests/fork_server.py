@@ -6,6 +6,7 @@ arrive on a socket, each with its own environment, output and exit status. What 
 ranks forked here too.
 """
 
+import ast
 import atexit
 import contextlib
 import gc
@@ -31,6 +32,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
+import huge_pages
 import shape_checks
 from beartype._cache.cacheclear import clear_caches
 from fork_client import Fork
@@ -92,7 +94,7 @@ def _serve(
                 continue
             connection, _ = listener.accept()
             with connection.makefile() as lines:
-                own_session, command = json.loads(lines.readline())
+                own_session, command = ast.literal_eval(lines.readline())
             if child := os.fork():
                 ended = os.pidfd_open(child)
                 for place in [ended] if own_session else [ended, connection]:
@@ -200,10 +202,12 @@ def _import() -> dict[str, ModuleType]:
         if not module.name.endswith("__main__") and not without_triton:
             importlib.import_module(module.name)
     own_modules = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == PACKAGE}
+    own_modules[f"{PACKAGE}.report.frame"]._packed_plotly()  # it remembers the result
     _forget_package()
     sys.dont_write_bytecode = True  # a command finds the bytecode of the package, and writes none of what a test edits
     gc.collect()
     gc.freeze()  # else each collection in a fork copies the pages of all that is imported here
+    huge_pages.collapse()
     return own_modules
 
 
@@ -232,9 +236,15 @@ def _forget_package() -> None:
 
 def _files(package: Path) -> dict[str, tuple[int, int]]:
     """Sizes and times of a package's files, which a copy keeps and an edit does not."""
-    folders = [(folder, names) for folder, _, names in os.walk(package) if "__pycache__" not in folder]
-    files = [Path(folder, name) for folder, names in folders for name in names]
-    return {str(file.relative_to(package)): (file.stat().st_size, file.stat().st_mtime_ns) for file in files}
+    found, folders = {}, [str(package)]
+    while folders:
+        for entry in os.scandir(folders.pop()):
+            if entry.is_dir():
+                folders += [entry.path] * (entry.name != "__pycache__")
+            else:
+                status = entry.stat()
+                found[entry.path.removeprefix(str(package))] = (status.st_size, status.st_mtime_ns)
+    return found
 
 
 def _move(modules: Mapping[str, ModuleType], root: Path) -> None:

@@ -125,6 +125,7 @@ echo "unfinished $accelerator $PWD" >$stamp
 list=.venv/packages.txt
 # PyPI's builds of torch are for CUDA; == would also take those for CPUs, where PIP_FIND_LINKS or the like names them.
 if [ "$accelerator" = cuda ]; then sed 's/^\(torch[a-z]*\)==/\1===/' requirements/cuda.txt; else cat requirements/cpu.txt; fi >$list
+step "pip" pip install --no-deps "$(grep '^pip==' requirements/dev.txt)" # Python's own takes three times as long
 step "packages of requirements/$accelerator.txt and dev.txt, some minutes" \
     pip install --no-deps --no-compile -r $list -r requirements/dev.txt
 [ "$accelerator" = cpu ] || link_cuda

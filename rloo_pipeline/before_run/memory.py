@@ -1,8 +1,8 @@
 """Estimates the peak memory of a stage, as a sum of named terms in bytes.
 
 If training or sampling changes, only the constants below need to be refitted. The CPU constants were fitted to the peak
-resident set of `rloo update` and `rloo rollout` (measured by tests/stages/test_plan_memory.py). The GPU constants
-follow DeepSpeed's and vLLM's documentation (measured by the row `memory` of `make gpu`).
+memory that `rloo update` and `rloo rollout` log, without pages of files (tests/stages/test_plan_memory.py). The GPU
+constants follow DeepSpeed's and vLLM's documentation (measured by the row `memory` of `make gpu`).
 """
 
 from typing import NamedTuple, Self
@@ -21,11 +21,11 @@ MB, GB = 1e6, 1e9
 ROOM = 0.95
 """Usable share of the memory; the rest is lost to fragmentation."""
 
-PROCESS = {"cpu": 430 * MB, "cuda": devices.IDLE["trainer"]}
+PROCESS = {"cpu": 300 * MB, "cuda": devices.IDLE["trainer"]}
 """Bytes of an update before it loads a model: interpreter and libraries; on GPUs, CUDA context and NCCL buffers."""
-OF_REWARD_MODEL = {"cpu": 430 * MB, "cuda": 4 * GB}
+OF_REWARD_MODEL = {"cpu": 300 * MB, "cuda": 4 * GB}
 """Bytes of host memory of a process that a warm worker keeps, besides its model. On GPUs not measured."""
-SAMPLER = 800 * MB
+SAMPLER = 600 * MB
 """Bytes of vLLM on CPUs before it loads a model."""
 KEPT = {"hidden": 6.0, "heads": 10.0, "key_value": 7.0, "intermediate": 4.5}
 """Number of values per token that a layer keeps for the backward pass, as multiples of its widths."""

@@ -151,15 +151,17 @@ def fit(right: Sequence[int] | NDArray[np.int64], samples: int) -> SuccessDistri
     """
     import numpy as np
     from scipy.optimize import minimize
-    from scipy.stats import betabinom
+    from scipy.special import betaln
 
     counts = np.asarray(right)
     if counts.sum() in (0, samples * len(counts)):
         return None
     values, times = np.unique(counts, return_counts=True)
+    ways = -np.log(samples + 1) - betaln(samples - values + 1, values + 1)
 
     def loss(log_ab: NDArray[np.float64]) -> float:
-        return -float((times * betabinom.logpmf(values, samples, *np.exp(log_ab))).sum())
+        a, b = np.exp(log_ab)
+        return -float((times * (ways + betaln(values + a, samples - values + b) - betaln(a, b))).sum())
 
     mean = counts.mean() / samples
     start = np.log([max(mean, 0.01), max(1 - mean, 0.01)])

@@ -276,8 +276,6 @@ def sign_flip_p(differences: Array, resamples: int, seed: int) -> float:
         resamples: number of random patterns.
         seed: seed of the random patterns.
     """
-    from scipy.stats import binom
-
     differences = differences[differences != 0]
     differences = differences / np.abs(differences).max(initial=0.0)  # rounding below is to absolute digits
     observed = abs(float(differences.sum())) - 1e-9 * float(np.abs(differences).sum())
@@ -287,7 +285,7 @@ def sign_flip_p(differences: Array, resamples: int, seed: int) -> float:
         for size, count in zip(sizes, counts, strict=True):
             flips = np.arange(count + 1)
             sums = np.add.outer(sums, size * (count - 2 * flips)).ravel()
-            probabilities = np.multiply.outer(probabilities, binom.pmf(flips, count, 0.5)).ravel()
+            probabilities = np.multiply.outer(probabilities, _chances_of_heads(count)).ravel()
         return min(1.0, float(probabilities[np.abs(sums) >= observed].sum()))
     draw = np.random.default_rng(seed)
     beyond = 0
@@ -295,6 +293,18 @@ def sign_flip_p(differences: Array, resamples: int, seed: int) -> float:
         signs = draw.integers(0, 2, (rows, len(differences)), dtype=np.int8)
         beyond += int((np.abs((2 * signs - 1) @ differences) >= observed).sum())
     return (beyond + 1) / (resamples + 1)
+
+
+def _chances_of_heads(tosses: int) -> Array:
+    """Probabilities of 0 to `tosses` heads of a fair coin. The import of scipy.stats takes half a second."""
+    from scipy.special import binom
+
+    heads = np.arange(tosses + 1)
+    if tosses > 1000:  # more ways than a float holds
+        from scipy import stats
+
+        return np.asarray(stats.binom.pmf(heads, tosses, 0.5))
+    return np.asarray(binom(tosses, heads) / 2.0**tosses)
 
 
 def _batches(count: int, size: int) -> Iterator[int]:

