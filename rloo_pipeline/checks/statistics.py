@@ -13,6 +13,7 @@ these policies on other prompts of the same kind. It does not predict another tr
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from math import comb, sqrt
 from typing import NamedTuple
 
@@ -285,7 +286,7 @@ def sign_flip_p(differences: Array, resamples: int, seed: int) -> float:
         for size, count in zip(sizes, counts, strict=True):
             flips = np.arange(count + 1)
             sums = np.add.outer(sums, size * (count - 2 * flips)).ravel()
-            probabilities = np.multiply.outer(probabilities, _chances_of_heads(count)).ravel()
+            probabilities = np.multiply.outer(probabilities, _chances_of_heads(int(count))).ravel()
         return min(1.0, float(probabilities[np.abs(sums) >= observed].sum()))
     draw = np.random.default_rng(seed)
     beyond = 0
@@ -296,15 +297,10 @@ def sign_flip_p(differences: Array, resamples: int, seed: int) -> float:
 
 
 def _chances_of_heads(tosses: int) -> Array:
-    """Probabilities of 0 to `tosses` heads of a fair coin. The import of scipy.stats takes half a second."""
-    from scipy.special import binom
-
-    heads = np.arange(tosses + 1)
-    if tosses > 1000:  # more ways than a float holds
-        from scipy import stats
-
-        return np.asarray(stats.binom.pmf(heads, tosses, 0.5))
-    return np.asarray(binom(tosses, heads) / 2.0**tosses)
+    """Probabilities of 0 to `tosses` heads of a fair coin, without the half second that scipy.stats takes to import."""
+    ways = accumulate(range(tosses), lambda ways, heads: ways * (tosses - heads) // (heads + 1), initial=1)
+    sequences = 2**tosses
+    return np.array([count / sequences for count in ways])
 
 
 def _batches(count: int, size: int) -> Iterator[int]:
