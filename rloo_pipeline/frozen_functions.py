@@ -131,15 +131,18 @@ def editable(name: str) -> Path | None:
 
 
 @cache
-def editable_projects() -> tuple[Path, ...]:
-    """The folders of the projects that `pip install -e` has installed, except this one's."""
+def shared_projects(python_path: str) -> tuple[Path, ...]:
+    """Folders anywhere whose modules are the user's, as those of the project are: the folders in PYTHONPATH, and the
+    projects that `pip install -e` has installed; except this package's.
+    """
     from importlib.metadata import distributions  # workers of user code need none of this
     from urllib.parse import unquote, urlsplit
 
     records = (distribution.read_text("direct_url.json") for distribution in distributions())
     origins = (json.loads(record) for record in records if record)
     urls = [origin["url"] for origin in origins if origin.get("dir_info", {}).get("editable")]
-    folders = [Path(unquote(urlsplit(url).path)).resolve() for url in urls]
+    paths = [*filter(None, python_path.split(os.pathsep)), *(unquote(urlsplit(url).path) for url in urls)]
+    folders = [Path(path).resolve() for path in paths]
     return tuple(folder for folder in folders if not Path(__file__).resolve().is_relative_to(folder))
 
 
@@ -183,7 +186,7 @@ def require_copies(file: Path, modules: Mapping[str, ModuleType]) -> None:
         raise UserError(
             f"{file}: the run has no copy of {other}, which it imports from a folder that it adds to sys.path, or by "
             "importlib, and would not notice an edit; import it with an `import` statement, from the folder of "
-            f"{file.name} or from a project folder on PYTHONPATH"
+            f"{file.name} or from a folder on PYTHONPATH"
         )
 
 

@@ -11,6 +11,7 @@ and layout do not count.
 
 import ast
 import hashlib
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -133,12 +134,12 @@ def _start(reference: str, file: Path) -> tuple[Path, tuple[Path, ...], str]:
     copies in use, which is part of cache keys.
 
     For `package.module:function`, the search folder is the package's parent. For `path/file.py:function`, it is the
-    file's folder and those above it up to the working folder, since a package may begin there. Folders of the project
-    that Python searches, as those in PYTHONPATH, come last, with those of packages that `pip install -e` has installed.
+    file's folder and those above it up to the working folder, since a package may begin there. Folders that Python
+    searches come last, if they are in the project, in PYTHONPATH, or of a package that `pip install -e` has installed.
     """
     file, module = file.resolve(), import_string.of_library(reference)[0].rpartition(":")[0]
     project, copies = Path.cwd().resolve(), frozen_functions.in_use().folder
-    owned = (project, *frozen_functions.editable_projects())
+    owned = (project, *frozen_functions.shared_projects(os.environ.get("PYTHONPATH", "")))
     searched = [folder for folder in map(Path.resolve, map(Path, sys.path)) if any(map(folder.is_relative_to, owned))]
     installed = [Path(prefix).resolve() for prefix in (sys.base_prefix, sys.prefix)]
     searched = [folder for folder in searched if not any(map(folder.is_relative_to, installed))]

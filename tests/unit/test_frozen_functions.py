@@ -50,7 +50,7 @@ def freeze(function: str) -> Path:
 
 def forget() -> None:
     cached = (syntax.facts, provenance._digest, provenance._closure, provenance._imports)
-    for function in (*cached, frozen_functions.editable_projects):
+    for function in (*cached, frozen_functions.shared_projects):
         function.cache_clear()
 
 
@@ -157,16 +157,21 @@ def test_what_a_function_imports_of_a_package_that_pip_installed_for_editing_is_
     assert provenance.function_files("mine.py:reward") != before
 
 
-def test_a_package_outside_the_project_that_pip_finds_by_a_path_is_copied(tmp_path, monkeypatch) -> None:
-    """As hatchling, uv and setuptools do for a `src` layout."""
+@pytest.mark.parametrize("by", ["pip install -e", "PYTHONPATH"])
+def test_a_package_outside_the_project_that_python_finds_by_a_path_is_copied(tmp_path, monkeypatch, by) -> None:
+    """For `pip install -e`, as hatchling, uv and setuptools record a `src` layout."""
     package, record = tmp_path / "my lib" / "src" / "by_path", tmp_path / "site" / "by_path-1.dist-info"
     for folder in (package, record, tmp_path / "project"):
         folder.mkdir(parents=True)
     (package / "__init__.py").write_text("ONE = 1.0\n")
-    (record / "METADATA").write_text("Name: by_path\nVersion: 1\n")
-    origin = {"url": (tmp_path / "my lib").as_uri(), "dir_info": {"editable": True}}
-    (record / "direct_url.json").write_text(json.dumps(origin))
-    monkeypatch.syspath_prepend(record.parent)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    if by == "PYTHONPATH":
+        monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    else:
+        (record / "METADATA").write_text("Name: by_path\nVersion: 1\n")
+        origin = {"url": (tmp_path / "my lib").as_uri(), "dir_info": {"editable": True}}
+        (record / "direct_url.json").write_text(json.dumps(origin))
+        monkeypatch.syspath_prepend(record.parent)
     monkeypatch.syspath_prepend(package.parent)
     monkeypatch.chdir("project")
     Path("mine.py").write_text(FUNCTION.format(helper="by_path"))
