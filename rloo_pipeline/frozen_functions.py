@@ -133,7 +133,7 @@ def editable(name: str) -> Path | None:
 @cache
 def shared_projects(python_path: str) -> tuple[Path, ...]:
     """Folders anywhere whose modules are the user's, as those of the project are: the folders in PYTHONPATH, and the
-    projects that `pip install -e` has installed; except this package's.
+    projects that `pip install -e` has installed; except the clone of this package.
     """
     from importlib.metadata import distributions  # workers of user code need none of this
     from urllib.parse import unquote, urlsplit
@@ -143,7 +143,7 @@ def shared_projects(python_path: str) -> tuple[Path, ...]:
     urls = [origin["url"] for origin in origins if origin.get("dir_info", {}).get("editable")]
     paths = [*filter(None, python_path.split(os.pathsep)), *(unquote(urlsplit(url).path) for url in urls)]
     folders = [Path(path).resolve() for path in paths]
-    return tuple(folder for folder in folders if not Path(__file__).resolve().is_relative_to(folder))
+    return tuple(folder for folder in folders if folder != Path(__file__).resolve().parents[1])
 
 
 def _spec_by(finder: Any, name: str) -> ModuleSpec | None:

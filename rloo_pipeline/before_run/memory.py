@@ -1,8 +1,9 @@
 """Estimates the peak memory of a stage, as a sum of named terms in bytes.
 
 If training or sampling changes, only the constants below need to be refitted. The CPU constants were fitted to the peak
-memory that `rloo update` and `rloo rollout` log, without pages of files (tests/stages/test_plan_memory.py). The GPU
-constants follow DeepSpeed's and vLLM's documentation (measured by the row `memory` of `make gpu`).
+memory of `rloo update` and `rloo rollout` without pages of files, which Linux drops when it needs memory (measured by
+tests/stages/test_plan_memory.py). The GPU constants follow DeepSpeed's and vLLM's documentation (measured by the row
+`memory` of `make gpu`).
 """
 
 from typing import NamedTuple, Self

@@ -271,10 +271,16 @@ def judge(by_name: Mapping[str, Partition], request: ResourceRequest) -> tuple[s
         return f"{name} is down", "wait, or set another slurm_partition"
     if request.minutes > partition.minutes:
         message = f"{name} allows {partition.minutes:.0f} minutes, but {request.minutes:.0f} are requested"
-        return message, f"set `runtime: {partition.minutes:.0f}` or less for each under set-resources in the profile"
+        return (
+            message,
+            f"set `runtime: {int(partition.minutes)}` or less for these rules under set-resources in the profile",
+        )
     if request.megabytes > partition.megabytes:
         message = f"{name} allows {partition.megabytes:.0f} MB, but {request.megabytes:.0f} are requested"
-        return message, f"set `mem_mb: {partition.megabytes:.0f}` or less for each under set-resources in the profile"
+        return (
+            message,
+            f"set `mem_mb: {int(partition.megabytes)}` or less for these rules under set-resources in the profile",
+        )
     if request.gres and not _has_gres(partition.gres, request.gres):
         message = f"{name} has no node with {request.gres} (it has {partition.gres or 'none'})"
         return message, "set gres in the profile as `sinfo -o '%P %G'` shows it"

@@ -53,7 +53,8 @@ class Experiment(Section):
             yield f"vary.{key}: the list is empty; give it a value"
         for key, values in self.vary.items():
             for value in (value for number, value in enumerate(values) if value in values[:number]):
-                yield f"vary.{key}: the value {value!r} occurs twice, which would be the same arm; leave one out"
+                same = values[values.index(value)]
+                yield f"vary.{key}: {same!r} and {value!r} would be the same arm; leave one out"
         names = [name for name, _ in self._named()]
         for name in (name for name in names if names.count(name) > 1):
             yield f"vary: two arms would be named '{name}'; name them under `arms` instead"

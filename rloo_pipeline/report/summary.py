@@ -1,6 +1,7 @@
 """Builds summary.json: what a run gained, with intervals and p-values. Nothing in it depends on the clock."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from rloo_pipeline.checks.history import Metrics
 from rloo_pipeline.checks.statistics import RESAMPLES, Array, Estimate
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.data.prompts_of_round import kept_rows
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging import run_files
 from rloo_pipeline.judging.completions import is_correct, score_names, scores_of
 from rloo_pipeline.report.origin import versions
@@ -47,20 +49,27 @@ def summarize_run(config: Config, run: Path) -> dict[str, Any]:
         **({"judged": judged(config, run, pair)} if config.judge else {}),
         "reward": {"first_round": rounds[0]["reward"], "last_round": rounds[-1]["reward"]},
         **choice,
-        **({"earlier_versions": earlier} if (earlier := _earlier_versions(run)) else {}),
+        **({"earlier_versions": earlier} if (earlier := _earlier_versions(run, len(rounds))) else {}),
         **({"training_prompts": chosen} if (chosen := training_prompts(config, run)) else {}),
     }
 
 
-def _earlier_versions(run: Path) -> dict[str, dict[str, str]]:
+def _earlier_versions(run: Path, rounds: int) -> dict[str, dict[str, str]]:
     """Package versions during the run that are not those of now: package → version → the first round with it."""
     found, now = dict[str, dict[str, str]](), versions()
-    for file in sorted((run / "pages").glob("*.json")):
-        record = read_artifact(file)
+    for record in _pages(run, rounds):
         for package, version in record.get("versions", now).items():  # files of older code have none
             if version != now.get(package):
                 found.setdefault(package, {}).setdefault(version, record["round"])
     return found
+
+
+def _pages(run: Path, rounds: int) -> Iterator[JSON]:
+    """The records of the pages that were written after rounds. A damaged one is left out: no result depends on it."""
+    for number in range(1, rounds + 1):
+        with suppress(UserError):
+            if (file := run / "pages" / f"{number:05d}.json").exists():
+                yield read_artifact(file)
 
 
 def _facts(

@@ -179,8 +179,6 @@ async def judge_reward(
                 return None
             raise UserError(f"{REWARD}: {url} refused {status}; check base_url, model and api_key_env") from None
         except openai.APIConnectionError as error:
-            if isinstance(error.__cause__, UserError):
-                raise error.__cause__ from None
             cause = f"{type(error).__name__} {readable(error.__cause__ or error)}"
             raise UserError(
                 f"{REWARD}: {url} failed {attempts} times, last with {cause}; check that the server runs and can be "

@@ -63,7 +63,7 @@ def compiling(folder: Path, key: str) -> Iterator[None]:
         folder: a folder that only these libraries write into.
         key: file name that identifies the compiled code.
     """
-    complete, begun = folder / f"{OWN}{key}", folder / f"{OWN}begun"
+    complete, begun = folder / f"{OWN}{key}", folder / f"{OWN}before"
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as until_compiled:
         alone = False

@@ -114,7 +114,10 @@ def message_of(logs: Sequence[str], reported: str | None, status: int, before: M
 def ends_of(logs: Sequence[str]) -> Iterator[str]:
     """Yields the last lines of each log, below a line that names it."""
     for log in logs:
-        lines = (_text(Path(log)) or "").splitlines()
+        if (text := _text(Path(log))) is None:
+            yield f"log {log}: cannot be read"
+            continue
+        lines = text.splitlines()
         last = f", last {LAST_LINES} of {len(lines)} lines" if len(lines) > LAST_LINES else ""
         yield f"log {log}{last}:" if lines else f"log {log}: nothing is in it"
         yield from (f"  {line}" for line in lines[-LAST_LINES:])

@@ -88,7 +88,7 @@ def _source(key: str, source: Source, data_dir: str | None) -> dict[str, str | N
 
 def _snapshot(name: str, kind: str, revision: str | None, patterns: list[str] | None) -> tuple[str, str]:
     """Fetches a Hub repository. Returns its local folder, and the commit, which names the folder."""
-    # huggingface_hub reads the variable on import; other stages set it to 1
+    # huggingface_hub reads the variable on import; all stages but this one and stage-harness set it to 1
     os.environ["HF_HUB_OFFLINE"] = os.environ.get("RLOO_ASSETS_OFFLINE", "0")
     from huggingface_hub import snapshot_download
     from huggingface_hub.constants import HF_HUB_CACHE

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,6 +13,7 @@ from rloo_pipeline.artifacts.model_dims import experts_key, text_config
 from rloo_pipeline.artifacts.model_files import ADAPTER
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime.installation import csv_rows
 
 if TYPE_CHECKING:
     from rloo_pipeline.config import Config, Dtype, Lora
@@ -22,7 +22,7 @@ COUNTS, MOST = ("layers", "n_layer", "experts"), 10_000
 """Suffixes of config.json's keys that count parts of a model, and the largest count: transformers lists the parts."""
 DYNAMIC = {"dynamic", "longrope", "su"}
 """Kinds of rotary embedding whose angles depend on the longest sequence in the batch."""
-LISTS = [*csv.DictReader(Path(__file__).with_suffix(".csv").read_text(encoding="utf-8").splitlines())]
+LISTS = csv_rows("training/model_support.csv")
 """Names of models that config.json cannot tell from others."""
 ENCODERS = frozenset(row["name"] for row in LISTS if row["list"] == "encoders")
 """Model types that attend in both directions unless config.json has `is_decoder: true`. Only their code says so;

@@ -2,7 +2,7 @@
 
 The process is forked from the fork server (`fork_server.py`). Requests arrive as pickles, but answers are sent as JSON,
 because the environment's code shares this process and could write anything into the socket (see
-`user_code/messages.py`).
+`user_code/process.py`).
 
 The text is what TRL puts into tool messages: `str` of the tool's result, or `{'error': '…'}` if it raises.
 """

@@ -29,8 +29,8 @@ from rloo_pipeline.user_code.sandbox.inside import limits
 from rloo_pipeline.user_code.worker import PR_SET_PDEATHSIG, die_with
 
 PR_SET_DUMPABLE = 4
-BROKEN_CHARACTERS = 1 << 13
-"""Maximum length of the reason why something cannot be imported."""
+BROKEN_CHARACTERS = 1 << 12
+"""Maximum length of the reason why something cannot be imported. In JSON, a character may take 12 bytes."""
 RESERVE = 16
 """Number of processes in a sandbox that are reserved, so that the server can still fork when episodes use all
 others.

@@ -15,7 +15,7 @@ from rloo_pipeline.user_code import confinement, fork_server
 from rloo_pipeline.user_code.confinement import Confinement
 from rloo_pipeline.user_code.fork_server import Ended, Fork, Imported, Kill
 from rloo_pipeline.user_code.messages import BadMessageError, Broken
-from rloo_pipeline.user_code.process import SpawnedProcess
+from rloo_pipeline.user_code.process import CLOSED, SpawnedProcess
 from rloo_pipeline.user_code.sandbox import sandbox
 
 SIGNALLED = 128
@@ -81,11 +81,15 @@ class ForkServerProcess(SpawnedProcess):
             self._tell(Kill(number))
 
     def _tell(self, request: NamedTuple, files: Sequence[int] = ()) -> None:
-        """Sends a request while reading incoming messages, so that the two processes cannot deadlock."""
-        poll = select.poll()
+        """Sends a request while reading incoming messages, so that the two processes cannot deadlock.
+
+        Raises:
+            UserError: as for `check`, or it has read no request for END_SECONDS.
+        """
+        poll, end = select.poll(), time.monotonic() + END_SECONDS
         poll.register(self.file, select.POLLOUT)
         while not poll.poll(10):
-            self.read(self.limit, self.kinds, self.recorded)
+            self.check(end)
         self.ask(request, files)
 
     def recorded(self, message: Imported | Broken | Ended) -> object:
@@ -107,19 +111,22 @@ class ForkServerProcess(SpawnedProcess):
             raise BadMessageError
         return message
 
-    def check(self) -> None:
+    def check(self, end: float = math.inf) -> None:
         """Reads its messages.
 
+        Args:
+            end: time by which it must have read a request, besides its deadline.
+
         Raises:
-            UserError: the environments or tools cannot be imported; or it has died, or does not end a process.
+            UserError: the environments or tools cannot be imported; or it has died, or does not do what it was told.
         """
         self.messages()
         if self.lost:
             raise UserError(self._why_it_died(self.lost))
-        if self.deadline < time.monotonic():
+        if min(self.deadline, end) < time.monotonic():
             raise UserError(
-                f"the process from which environments are forked has not ended one within {END_SECONDS:g} s; an "
-                "episode may have stopped it: let no environment send signals to other processes"
+                f"the process from which environments are forked has not done what it was told for {END_SECONDS:g} s; "
+                "an episode may have stopped it: let no environment send signals to other processes"
             )
 
     def exit_code(self) -> int | None:
@@ -143,6 +150,12 @@ class ForkServerProcess(SpawnedProcess):
             cause += f", and printed at the end: {line:.300}"
         if self.ready:
             return f"the process from which environments are forked {cause}; the log says what it printed"
+        if self.fault:
+            did = "closed" if self.fault is CLOSED else "wrote to"
+            return (
+                f"rollout.environment or rollout.tools, when imported, {did} a file descriptor that was not their own; "
+                "let them use only files that they have opened"
+            )
         return (
             f"the process that imports rollout.environment and rollout.tools {cause}; import them in Python to see why"
         )

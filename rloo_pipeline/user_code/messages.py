@@ -105,7 +105,7 @@ LENGTH = struct.Struct("=Q")
 
 
 class BadMessageError(Exception):
-    """A worker sent an invalid message, because its function wrote to the worker's file descriptor."""
+    """A process sent an invalid message, because user code wrote to its file descriptor."""
 
 
 def encode_report(messages: Sequence[NamedTuple]) -> bytes:
@@ -136,7 +136,7 @@ def decode_report(data: bytes | bytearray, kinds: Mapping[str, type] = KINDS) ->
 def _validator(kind: type) -> Any:
     from pydantic import ConfigDict, TypeAdapter  # only in the parent, which has imported it for the configuration
 
-    return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False)).validator  # its wrapper takes thrice the time
+    return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False)).validator  # its wrapper takes three times as long
 
 
 class ParentConnection:

@@ -196,7 +196,7 @@ class SpawnedProcess(UserCodeProcess):
 
     def kill(self) -> int:
         """Kills the process, its process group and, if it still runs, its descendants. Returns the exit code."""
-        import psutil  # another Python, which imports this module for its environments, may lack it
+        import psutil  # the Python of an OpenEnv server, which imports this module, may lack it
 
         self.close()
         if self._killed:  # its id may be another process's by now

@@ -33,8 +33,8 @@ PATIENCE = {"sampler": 10.0, "logprobs": 3.0, "trainer": 3.0, "scorer": 10.0, "o
 at most doubles that time.
 """
 MODEL_PATIENCE = 120.0
-"""Seconds that a call of a reward model waits for a busy worker, or a stage for a worker that makes one: about as long
-as a large model takes to load, since each of the two would load it.
+"""Seconds that a call of a reward model waits for a busy worker, or a stage for a worker that makes one for the same
+run: about as long as a large model takes to load, since each of the two would load it.
 """
 
 
@@ -112,7 +112,9 @@ def _connect(role: str, argv: Sequence[str], terminal: int, restarts: bool) -> t
             except OSError as error:  # BlockingIOError: the worker is busy; any other: it is gone
                 os.close(lock)
                 if isinstance(error, BlockingIOError):
-                    busy, patience = True, MODEL_PATIENCE if last[name][1] == CALL_MODEL else patience
+                    of_run, command = last[name]
+                    loads = command == CALL_MODEL and of_run.startswith(run)  # a model's name follows
+                    busy, patience = True, MODEL_PATIENCE if loads else patience
         if not busy or time.monotonic() > began + patience:
             return None
         time.sleep(0.02)

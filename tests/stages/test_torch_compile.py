@@ -64,8 +64,8 @@ def test_compiled_layers_take_the_steps_of_uncompiled_ones_after_any_lengths(tmp
     [folder] = (tmp_path / "cache" / "torchinductor").iterdir()
     whole, half = sorted(entry.name for entry in folder.iterdir()), folder / "half.so"
     half.touch()  # as a stage leaves it that was killed while a compiler wrote
-    (folder / ".rloo-complete").rename(folder / ".rloo-begun")
-    (folder / ".rloo-begun").write_text(json.dumps(whole))
+    (folder / ".rloo-complete").rename(folder / ".rloo-before")
+    (folder / ".rloo-before").write_text(json.dumps(whole))
     torch.compiler.reset()
     new = Engine(Policy(tiny_model), trainer_settings(RATE, **SMOOTH, torch_compile=True), 0)
     _, again = trained(new, before=2)

@@ -28,7 +28,7 @@ def update(folder: Path, device: str, sizes: tuple[str, ...] = tuple(LARGE)) -> 
 
     Args:
         folder: an empty folder for the row's files.
-        device: cuda: NVML's memory of the card; cpu: the memory in the log of the update.
+        device: cuda: NVML's memory of the card; cpu: the memory of the process, without pages of files.
         sizes: model sizes.
 
     Raises:
@@ -60,7 +60,7 @@ def _one(cases: Any, folder: Path, size: str, device: str) -> tuple[float, float
     terms = memory.RunMemory(config, dimensions, device).update(first=True)
     arguments = run.write(1).update_arguments(1)
     if device == "cpu":
-        return memory.total(terms), cases.peak_of(*arguments, log=folder / "log")
+        return memory.total(terms), cases.peak_of(*arguments)
     return memory.total(terms), _peak_on_gpu(arguments)
 
 

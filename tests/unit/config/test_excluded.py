@@ -1,6 +1,8 @@
-"""The tables of keys that exclude each other name sections and keys that exist."""
+"""The tables of keys that exclude each other name sections, keys and values that exist."""
 
 import pytest
+import yaml
+from pydantic import TypeAdapter
 
 from rloo_pipeline import config
 from rloo_pipeline.config.section import EXCLUDED, UNUSED, section_in
@@ -16,4 +18,7 @@ def test_each_name_is_a_key_of_its_section(row) -> None:
         section = getattr(config, row["section"])
         for key in name.partition(": ")[0].split("."):
             assert key in section.model_fields, name
-            section = section_in(section.model_fields[key].annotation)
+            annotation = section.model_fields[key].annotation
+            section = section_in(annotation)
+        if value := name.partition(": ")[2]:
+            TypeAdapter(annotation).validate_python(yaml.safe_load(value), strict=True)

@@ -141,8 +141,8 @@ def test_a_configuration_of_one_run_is_one_run(tmp_path) -> None:
         ({"vary": {"workers": ["never", "always"]}}, "workers: all arms of an experiment need the same value"),
         ({"base": "no.yaml"}, "no.yaml"),
         (
-            {"vary": {"update.learning_rate": [1.0, 1.0]}},
-            "vary.update.learning_rate: the value 1.0 occurs twice, which would be the same arm; leave one out",
+            {"vary": {"update.learning_rate": [1, 1.0]}},
+            "vary.update.learning_rate: 1 and 1.0 would be the same arm; leave one out",
         ),
         ({"vary": {"title": ["a b", "a-b"]}}, "vary: two arms would be named 'a-b'; name them under `arms` instead"),
     ],

@@ -373,7 +373,7 @@ def test_a_package_that_changed_during_the_run_is_named_with_its_versions(tmp_pa
     assert read_json(tmp_path / "summary.json")["earlier_versions"] == {"torch": {"1.0": 1}, "gone": {"3": 2}}
     assert f"warn: torch was 1.0 after round 1 and is {now} now: " in "\n".join(caplog.messages)
     text = Reader((tmp_path / "report.html").read_text()).text
-    assert "gone changed during the run: 3 after round 2, not installed when this page was made." in text
+    assert "Another gone than in rounds: 3 after round 2, not installed when this page was made." in text
     for number in (1, 2):  # one of older code, and one whose packages are the same
         write_json(
             run / "pages" / f"{number:05d}.json", {"round": number} | ({"versions": versions()} if number == 1 else {})
@@ -424,7 +424,7 @@ def test_prompts_with_unscored_answers_are_at_the_nearest_pass_rate_and_the_page
     chosen = training_prompts(config, run)
     assert (chosen["right"], chosen["between"], chosen["unscored"]) == ([1, 2, 1, 1, 0], 2, 1)
     text = page_words(run, config.only("report"))
-    assert "Of 2 prompts, some answers could not be scored; they are at the nearest share." in text
+    assert "2 of the prompts, some of whose answers could not be scored, are at the nearest share." in text
 
 
 def test_the_page_says_which_round_was_chosen_and_which_rows_served_for_what(tmp_path) -> None:

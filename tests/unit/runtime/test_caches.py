@@ -127,7 +127,7 @@ def test_without_locks_two_jobs_compile_and_neither_removes_what_the_other_write
 
 def test_a_lock_that_cannot_be_opened_keeps_nobody_from_compiling(tmp_path) -> None:
     (tmp_path / ".rloo-lock").mkdir()  # as that of another user, with whom the folder is shared
-    (tmp_path / ".rloo-begun").write_text("[]")
+    (tmp_path / ".rloo-before").write_text("[]")
     (tmp_path / "half").touch()
     with caches.compiling(tmp_path, "model"):
         assert (tmp_path / "half").exists()

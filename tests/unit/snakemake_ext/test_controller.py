@@ -314,14 +314,19 @@ def test_a_file_of_a_job_that_cannot_be_written_is_named_with_what_helps(startin
 
 
 def test_a_full_disk_on_which_snakemake_cannot_lock_is_one_sentence_and_other_tracebacks_stay(starting) -> None:
-    for error, is_told in ((OSError(errno.ENOSPC, "No space left on device"), True), (OSError("not that"), False)):
+    full = errno.ENOSPC, "No space left on device"
+    for error, place in (
+        (OSError(*full), Path.cwd()),
+        (OSError(*full, "/home/me/.cache/a file"), Path("/home/me/.cache")),
+        (OSError("not that"), None),
+    ):
         try:
             raise error
         except OSError:
             text = traceback.format_exc()
         said = logging.makeLogRecord({"msg": text})
         assert starting.on_message(said)
-        assert said.msg == (f"Error: {no_space_left(Path.cwd())}" if is_told else text)
+        assert said.msg == (f"Error: {no_space_left(place)}" if place else text)
 
 
 def test_what_snakemake_says_before_and_instead_of_a_dag(starting) -> None:

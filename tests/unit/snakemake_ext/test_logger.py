@@ -171,17 +171,23 @@ def test_the_last_lines_of_a_failure_have_its_sentence_log_and_command(tmp_path,
 
 def test_a_failure_shows_the_end_of_each_log_and_says_how_much_is_above(tmp_path, capfd) -> None:
     call = Call(tmp_path / "results" / "mini", show_failed_logs=True)
-    log, empty = tmp_path / "score.log", tmp_path / "empty.log"
+    log, empty, gone = (tmp_path / name for name in ("score.log", "empty.log", "gone.log"))
     log.write_text("".join(f"line {number}\n" for number in range(1, 101)))
     empty.touch()
     call.planned(1)
     call.job(3, "score", log)
     capfd.readouterr()
-    fields = {"jobid": 3, "rule_name": "score", "log": [str(empty), str(log)], "rule_msg": "ended as TIMEOUT"}
+    fields = {
+        "jobid": 3,
+        "rule_name": "score",
+        "log": [str(empty), str(gone), str(log)],
+        "rule_msg": "ended as TIMEOUT",
+    }
     call.event("", logging.ERROR, event=LogEvent.JOB_ERROR, **fields)
-    told, nothing, name, *lines = capfd.readouterr().err.splitlines()
+    told, nothing, unreadable, name, *lines = capfd.readouterr().err.splitlines()
     assert told == "failed: score: ended as TIMEOUT"
     assert nothing == f"log {empty}: nothing is in it"
+    assert unreadable == f"log {gone}: cannot be read"
     assert name == f"log {log}, last 20 of 100 lines:"
     assert lines == [f"  line {number}" for number in range(81, 101)]
 
@@ -467,7 +473,7 @@ def test_a_log_from_a_node_whose_clock_is_late_is_quoted(tmp_path, capfd) -> Non
 
 def test_a_job_that_could_not_write_its_log_names_the_full_disk(tmp_path, monkeypatch) -> None:
     """Python then ends with the status 120, and no error."""
-    monkeypatch.setattr(errors.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    monkeypatch.setattr(errors.shutil, "disk_usage", lambda _: SimpleNamespace(free=0, total=1))
     log = tmp_path / "00001.log"
     for text in ("", "loads the mod"):
         log.write_text(text)

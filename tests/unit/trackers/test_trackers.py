@@ -163,7 +163,8 @@ def test_wandb_sync_sends_every_number_once(tmp_path) -> None:
         for rounds in (3, 5):
             to_wandb.send(write_run(run, rounds), run)
             folders = sorted(run.glob("wandb/offline-run-*"))
-            subprocess.run([WANDB, "sync", *folders], env=os.environ | keys, capture_output=True, check=True)
+            command = [WANDB, "sync", *folders]
+            subprocess.run(command, env=os.environ | keys, cwd=tmp_path, capture_output=True, check=True)
         sent = [request.body["files"] for request in server.requests if "files" in request.body]
     for line in [line for files in sent for line in files.get("wandb-history.jsonl", {"content": []})["content"]]:
         row = json.loads(line)

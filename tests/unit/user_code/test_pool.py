@@ -212,10 +212,10 @@ def once_it_is_told(server: ForkServerProcess) -> Callable[[], None]:
 @pytest.mark.parametrize(
     ("code", "lost"),
     [
-        ("os.closerange(3, 256)", "closed a file descriptor that belongs"),
+        ("os.closerange(3, 256)", "closed"),
         (
             "for n in range(3, 256):\n try: os.write(n, b'x' * 64)\n except OSError: pass",
-            "wrote to a file",
+            "wrote to",
         ),
     ],
     ids=["closes", "writes"],
@@ -223,7 +223,7 @@ def once_it_is_told(server: ForkServerProcess) -> Callable[[], None]:
 def test_code_that_breaks_the_connection_while_it_is_imported_is_a_sentence(tmp_path, code, lost) -> None:
     file = tmp_path / "mine.py"
     file.write_text(f"import os, time\n{code}\ntime.sleep(1e6)\n")
-    message = f"^the process that imports rollout.environment and .* {lost}"
+    message = f"^rollout.environment or rollout.tools, when imported, {lost} a file descriptor that was not their own"
     with EnvironmentPool(f"{file}:Room", [], 1, 60) as pool, pytest.raises(UserError, match=message):
         pool.check()
 
@@ -237,14 +237,19 @@ def test_an_import_without_end_is_a_sentence(tmp_path, monkeypatch) -> None:
         made.check()
 
 
-def test_an_episode_that_stops_the_process_that_forks_does_not_stop_the_stage(environment_file, monkeypatch) -> None:
+@pytest.mark.parametrize("resets", [1, 300], ids=["one request", "more than its socket holds"])
+def test_an_episode_that_stops_the_process_that_forks_does_not_stop_the_stage(
+    environment_file, monkeypatch, resets
+) -> None:
     monkeypatch.setattr(fork_server_process, "END_SECONDS", 1.0)
-    with EnvironmentPool(f"{environment_file}:Room", [], 1, 60) as pool:
+    with EnvironmentPool(f"{environment_file}:Room", [], resets, 60) as pool:
         begun(pool, 1)
         pool.call(1, [("act", {"code": "os.kill(os.getppid(), signal.SIGSTOP)"})])
         answers(pool)
-        finished(pool, 1)
-        pool.reset(2, {"prompt": "x"}, 0)
+        if resets == 1:
+            finished(pool, 1)
+        for number in range(resets):
+            pool.reset(2 + number, {"prompt": "x"}, 0)
         with pytest.raises(UserError, match="an episode may have stopped it"):
             pool.ready(60)
 
