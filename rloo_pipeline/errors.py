@@ -112,7 +112,8 @@ def explain(error: BaseException) -> str:
         file = getattr(error, "filename", None) or "an output"
         return f"no space left while writing {file}: free some disk or quota and run again"
     if isinstance(error, OSError) and error.filename and error.errno in DENIED:
-        return f"{os.fsdecode(error.filename)}: {error.strerror}; change its permissions, or use another folder"
+        helps = "run again once it can be written" if error.errno == errno.EROFS else "change its permissions"
+        return f"{os.fsdecode(error.filename)}: {error.strerror}; {helps}, or use another folder"
     if isinstance(error, IsADirectoryError | NotADirectoryError | FileExistsError):
         return f"{os.fsdecode(error.filename2 or error.filename or 'a path')}: {error.strerror}; name a different path"
     if failure := _failure_of_file_system(error):

@@ -68,10 +68,17 @@ def test_keys_are_changed_without_an_option_too_as_by_rloo_run(words, file, chan
     assert (str(arguments.configuration), arguments.config) == (file, changes)
 
 
-@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.EPERM])
-def test_a_place_where_nothing_may_be_written_gives_a_one_line_error(code) -> None:
-    error = OSError(code, "Read-only file system", "there/config.yaml")
-    assert explain(error) == "there/config.yaml: Read-only file system; change its permissions, or use another folder"
+@pytest.mark.parametrize(
+    ("code", "helps"),
+    [
+        (errno.EROFS, "run again once it can be written"),
+        (errno.EACCES, "change its permissions"),
+        (errno.EPERM, "change its permissions"),
+    ],
+)
+def test_a_place_where_nothing_may_be_written_gives_a_one_line_error(code, helps) -> None:
+    error = OSError(code, "What the system says", "there/config.yaml")
+    assert explain(error) == f"there/config.yaml: What the system says; {helps}, or use another folder"
 
 
 def test_a_limit_of_file_sizes_gives_a_one_line_error() -> None:
@@ -119,7 +126,7 @@ def test_a_package_that_the_light_controller_lacks_gives_a_one_line_error() -> N
 
 def test_a_read_only_results_folder_gives_a_one_line_error() -> None:
     denied = OSError(errno.EROFS, "Read-only file system", "results/mine")
-    sentence = r"^results/mine: Read-only file system; change its permissions"
+    sentence = r"^results/mine: Read-only file system; run again once it can be written"
     with pytest.raises(UserError, match=sentence), controller._file_errors_explained():
         raise denied
     stale = OSError(errno.ESTALE, "Stale file handle", "results/mine")

@@ -77,7 +77,7 @@ def test_a_place_that_takes_no_folders_is_told_as_such(tmp_path, tiny_model) -> 
     with pytest.raises(OSError, match="new folders") as refused:
         export(Config(**mini()), tmp_path / "run", Path("/proc/x"), merge=False)
     assert explain(refused.value) == (
-        "/proc/x: its file system takes no new folders; change its permissions, or use another folder"
+        "/proc/x: its file system takes no new folders; run again once it can be written, or use another folder"
     )
 
 
