@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from rloo_pipeline.commands.trl_draws import draws, has_no_seed, other_rows, seeds
 from rloo_pipeline.commands.trl_script import TrlScript
 from rloo_pipeline.commands.trl_syntax import bound, free_names, name_of, own_names, scopes
 from rloo_pipeline.commands.trl_values import UnknownValueError
@@ -20,10 +21,6 @@ LOADERS = ("load_dataset", "load_from_disk", "from_list", "from_dict", "from_gen
 """Functions of `datasets` that read rows. Statements that depend on them stay inside a function."""
 FORMATS = ("csv", "json", "parquet", "text", "arrow", "pandas", "xml", "webdataset", "imagefolder", "audiofolder")
 """First arguments of `load_dataset` that name a format, even beside a folder of this name."""
-SEEDING = ("seed", "manual_seed", "set_seed", "seed_everything")
-"""Functions that seed Python's, NumPy's or torch's random numbers."""
-RANDOM = {"random", "np", "numpy", "torch"}
-"""Modules with random numbers of their own, by the names that scripts give them."""
 CHANGING = ("append", "extend", "insert", "add", "update", "sort", "reverse")
 """Methods that change a list, a set or a dict."""
 OWN = {"train", "held_out", "rows", "_split"}
@@ -46,8 +43,11 @@ def functions(script: TrlScript, names: Mapping[str, ast.expr | None]) -> str:
     return _module(script, "Functions", chosen) + lines
 
 
-def data(script: TrlScript, train: ast.expr, held_out: ast.expr | None) -> str:
-    """Python source with the functions `train` and `held_out`, which return the rows of the script's datasets.
+def data(
+    script: TrlScript, train: ast.expr, held_out: ast.expr | None
+) -> tuple[str, list[tuple[ast.stmt | ast.expr, str]]]:
+    """Python source with the functions `train` and `held_out`, which return the rows of the script's datasets, and the
+    lines for which these are other rows, each with the reason.
 
     Args:
         script: the script.
@@ -60,12 +60,12 @@ def data(script: TrlScript, train: ast.expr, held_out: ast.expr | None) -> str:
     parts = {"rows": train} if held_out is None else {"train": train, "held_out": held_out}
     loading: dict[str, list[ast.stmt]] = {}
     above: list[ast.stmt] = []
-    for name, expression in parts.items():
-        chosen = _seeded(script, _names(script, expression))
-        loading[name] = _loading(chosen)
-        for statement in chosen:  # a seed is set above, too, and again in each function: both read the same rows
-            if (statement not in loading[name] or _seeds(statement)) and statement not in above:
-                above.append(statement)
+    both = _closure(script, [name for part in parts.values() for name in _names(script, part)])
+    earlier = {name: _drawn_earlier(script, part, parts.values()) for name, part in parts.items()}
+    for name, part in parts.items():
+        chosen = _replayed(script, part, earlier[name], both)
+        loading[name] = _loading(script, chosen, part)
+        above += [statement for statement in chosen if statement not in loading[name] and statement not in above]
     above.sort(key=lambda statement: statement.lineno)
     for statement in above:
         if taken := OWN & {name for name, _, _ in bound(statement)}:
@@ -75,10 +75,11 @@ def data(script: TrlScript, train: ast.expr, held_out: ast.expr | None) -> str:
         text = text.replace('"""\n\n', '"""\n\nimport random\n', 1)
     bodies: dict[str, str] = {}
     for name, expression in parts.items():
-        lines = [_source(script, statement) for statement in loading[name]]
+        lines = [_source(script, one) for one in list[ast.stmt | ast.expr]([*loading[name], *earlier[name]])]
         bodies[name] = "\n".join([*lines, f"return list(map(dict, {_source(script, expression)}))"])
     templates = templates_of("rloo_pipeline.commands", keep_trailing_newline=True)
-    return templates.get_template("trl_data.py.j2").render(above=text, functions=bodies)
+    text = templates.get_template("trl_data.py.j2").render(above=text, functions=bodies)
+    return text, [*other_rows(script, parts.values(), both)]
 
 
 def _closure(script: TrlScript, names: Iterable[tuple[str, int]]) -> list[ast.stmt]:
@@ -110,18 +111,35 @@ def _closure(script: TrlScript, names: Iterable[tuple[str, int]]) -> list[ast.st
     return sorted(chosen.values(), key=lambda statement: statement.lineno)
 
 
-def _seeded(script: TrlScript, names: Sequence[tuple[str, int]]) -> list[ast.stmt]:
-    """The statements that names of data depend on. If they may draw random numbers, this includes the lines that seed
-    these, unless the script does not show the seed.
+def _drawn_earlier(script: TrlScript, part: ast.expr, parts: Iterable[ast.expr]) -> list[ast.expr]:
+    """Expressions of other data that draw random numbers before one that does."""
+    drawing = [one for one in (part, *parts) if draws(script, one)]
+    own = (part.lineno, part.col_offset)
+    return [one for one in drawing if part in drawing and (one.lineno, one.col_offset) < own]
+
+
+def _replayed(
+    script: TrlScript, part: ast.expr, earlier: Sequence[ast.expr], both: Sequence[ast.stmt]
+) -> list[ast.stmt]:
+    """The statements that data depend on. If they draw random numbers, this includes the lines that seed these, and all
+    lines of either data that draw some before, so that both are drawn as in the script.
+
+    Args:
+        script: the script.
+        part: expression of the data.
+        earlier: expressions that draw before this one.
+        both: statements that the data depend on, and the other data of the project.
     """
+    names = [name for one in (part, *earlier) for name in _names(script, one)]
     chosen = _closure(script, names)
-    if RANDOM.isdisjoint(name for statement in chosen for name, _, _ in bound(statement)):
-        return chosen
-    before = [one for one in script.statements if one.lineno not in script.afterwards]
-    seeds = [one for one in before if any(script.holds(seed) is not None for seed in _seeds(one))]
-    script.taken |= {seed.lineno for seed in seeds}
-    chosen = _closure(script, [*names, *(name for seed in seeds for name in _names(script, seed))])
-    return sorted([*chosen, *seeds], key=lambda statement: statement.lineno)
+    own = list[ast.stmt | ast.expr]([*chosen, part])
+    last = max((one.lineno for one in own if draws(script, one)), default=0)
+    before = [one for one in script.statements if one.lineno <= last and one.lineno not in script.afterwards]
+    added = [one for one in before if seeds(script, one) or (one in both and draws(script, one))]
+    chosen = _closure(script, [*names, *(name for one in added for name in _names(script, one))])
+    chosen += [one for one in added if one not in chosen]
+    script.taken |= {one.lineno for one in chosen}
+    return sorted(chosen, key=lambda statement: statement.lineno)
 
 
 def _names(script: TrlScript, node: ast.AST, before: int | bool = False) -> list[tuple[str, int]]:
@@ -141,6 +159,8 @@ def _mutated_names(statement: ast.stmt) -> Iterator[str]:
     defines = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
     for node in () if defines else ast.walk(statement):
         changed = node.targets if isinstance(node, ast.Assign) else []
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and name_of(node.value.func) == "shuffle":
+            yield from (one.id for one in node.value.args[:1] if isinstance(one, ast.Name))  # random.shuffle(rows)
         if isinstance(node, ast.Call) and name_of(node.func) in CHANGING:
             changed = [node.func]
         for place in changed:
@@ -150,9 +170,16 @@ def _mutated_names(statement: ast.stmt) -> Iterator[str]:
                     yield place.id
 
 
-def _loading(statements: list[ast.stmt]) -> list[ast.stmt]:
-    """Statements that read rows, that depend on one that does, that seed random numbers, or that set a name that a
-    function in data.py has.
+def _loading(
+    script: TrlScript, statements: Sequence[ast.stmt], part: ast.expr, with_draws: bool = False
+) -> list[ast.stmt]:
+    """Statements that read rows, that depend on one that does, or that set a name that a function in data.py has.
+
+    Args:
+        script: the script.
+        statements: the statements that data depend on.
+        part: expression of the data.
+        with_draws: also those that seed or draw random numbers; implied if others or the expression draw.
     """
     found, names, loaders = list[ast.stmt](), set[str](), {*LOADERS}
     functions = [statement for statement in statements if isinstance(statement, ast.FunctionDef)]
@@ -163,16 +190,14 @@ def _loading(statements: list[ast.stmt]) -> list[ast.stmt]:
             continue
         parts = [part for part in ast.walk(statement) if isinstance(part, ast.Name)]
         own = OWN & {name for name, _, _ in bound(statement)} or names & {part.id for part in parts}
-        if own or _seeds(statement) or _calls(statement, loaders):
+        random = with_draws and (seeds(script, statement) or draws(script, statement))
+        if own or random or _calls(statement, loaders):
             found.append(statement)
             names |= {part.id for part in parts if isinstance(part.ctx, ast.Store)}
+    is_seeded = any(seeds(script, one) or "own" in draws(script, one) for one in (*statements, part))
+    if is_seeded and not with_draws and any(draws(script, one) for one in (*found, part)):
+        return _loading(script, statements, part, True)
     return found
-
-
-def _seeds(statement: ast.stmt) -> list[ast.expr]:
-    """The arguments of a line that seeds random numbers; empty for any other line."""
-    call = statement.value if isinstance(statement, ast.Expr) else None
-    return call.args if isinstance(call, ast.Call) and name_of(call.func) in SEEDING else []
 
 
 def _calls(statement: ast.stmt, functions: set[str]) -> bool:
@@ -321,7 +346,6 @@ class _Filled(ast.NodeTransformer):
         """Seeds a random choice of rows that has no seed, since `train` and `held_out` both make it, and each rerun.
         Makes the path of a folder of rows absolute, even if it is a name without a slash.
         """
-        method = node.func.attr if isinstance(node.func, ast.Attribute) else None
         match node:
             case ast.Call(args=[ast.Constant(str(name)), *_]) if name_of(node.func) in (
                 "load_dataset",
@@ -330,8 +354,8 @@ class _Filled(ast.NodeTransformer):
                 if name not in FORMATS and Path(name).is_dir():
                     self.has_changed = True
                     node.args[0] = ast.Constant(str(Path(name).resolve()))
-        seeded = {keyword.arg for keyword in node.keywords} & {"seed", "generator", None}
-        if not seeded and (method == "train_test_split" or (method == "shuffle" and not node.args)):
+        if has_no_seed(node):
+            node.keywords = [one for one in node.keywords if one.arg != "seed"]
             node.keywords.append(ast.keyword("seed", ast.Constant(0)))
             self.has_changed = True
         return self.generic_visit(node)

@@ -47,6 +47,8 @@ class Translation:
     def __init__(self, kind: str, options: Mapping[str, Any]) -> None:
         self.kind = kind
         self.given = options = {**options}
+        for name in sorted(tables.NEVER_NONE & {name for name, value in options.items() if value is None}):
+            raise UserError(f"{name} None: has no counterpart; give a value, or leave it out for TRL's default")
         kwargs = options.get("generation_kwargs") or {}
         if isinstance(kwargs, str):  # transformers reads it as JSON
             try:
@@ -184,6 +186,8 @@ class Translation:
         self.read.add("max_steps")
         if self.options.get("eval_strategy") == "steps":
             every = self.options.get("eval_steps") or self.options.get("logging_steps", 10)
+            if not every:
+                raise UserError("eval_strategy steps without eval_steps; set one")
             every = every * rounds if every < 1 else every / per_round  # below 1, a share of the run
             every = max(1, round(every))
             self._set("eval_strategy", "evaluation.every", every, f"every {counted(every, 'round')}")
@@ -284,6 +288,8 @@ class Translation:
                 raise UserError(f"loss_type vespo with {names[0]} {mode}: has no counterpart; set token_truncate")
             self.add(names[0], "algorithm.old_logps", "sampler: the ratios are to the sampler, none is truncated")
             return {"old_logps": "sampler"}
+        if mode not in tables.VALUES[names[0]]:
+            raise UserError(f"{names[0]} {mode}: has no counterpart; there are {', '.join(tables.VALUES[names[0]])}")
         correction, limits = tables.VALUES[names[0]][mode], {} if low is None else {"min": low}
         self.add(names[0], "algorithm.mismatch", f"correction: {correction}, max: {shown(high)}")
         if self.options.get("vllm_structured_outputs_regex"):  # needs the correction above

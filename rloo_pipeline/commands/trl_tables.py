@@ -64,6 +64,12 @@ OFF = {
     "bnb_4bit_quant_type": "nf4",
 }
 """Values at which an option without a counterpart has no effect, besides None and False."""
+NEVER_NONE = {
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations", "num_iterations", "beta"),
+    *("max_steps", "num_train_epochs", "learning_rate", "lr_scheduler_type", "optim", "adam_beta1", "adam_beta2"),
+    *("adam_epsilon", "weight_decay", "epsilon", "temperature", "max_completion_length"),
+}
+"""Options with which TRL fails if they are None, or samples without a limit."""
 REWARDS: dict[str, JSON] = {
     "accuracy_reward": {"function": "rloo_pipeline.rewards.math:math_reward"},
     "reasoning_accuracy_reward": {

@@ -5,6 +5,7 @@ import json
 import random
 from pathlib import Path
 from textwrap import indent
+from typing import Any
 
 import pytest
 import yaml
@@ -812,6 +813,89 @@ def test_rows_that_a_script_draws_with_a_seed_are_drawn_with_it_in_each_function
     assert drawn == random.Random(3).sample(range(40), 40)
 
 
+ROWS = SMALL.format(options="").replace("COMMON = dict(temperature=0.7)", "")
+DRAWN = """
+import random
+from random import sample, seed
+
+import numpy as np
+from datasets import Dataset
+
+
+def set_seed(seed):
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+data = Dataset.from_list([{{"prompt": str(number)}} for number in range(40)])
+{lines}
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "train", "held_out"),
+    [
+        ("order = data.select(random.sample(range(40), 40))", "order.take(30)", "order.skip(30)"),
+        (
+            "a = data.select(random.sample(range(40), 10))\nb = data.select(random.sample(range(40), 10))",
+            *("a", "b"),
+        ),
+        (
+            "b = data.select(random.sample(range(40), 10))\na = data.select(random.sample(range(40), 10))",
+            *("a", "b"),
+        ),
+        ("", "data.select(random.sample(range(40), 10))", "data.select(random.sample(range(40), 10))"),
+        ("places = sample(range(40), 10)\na = data.select(sample(range(40), 10))", "data.select(places)", "a"),
+        ("places = list(range(40))\nrandom.shuffle(places)", "data.select(places[:30])", "data.select(places[30:])"),
+        (
+            "own = random.Random(5)\na = data.select(own.sample(range(40), 9))",
+            "a",
+            "data.select(own.sample([1], 1))",
+        ),
+        ("a = data.select(np.random.permutation(40))", "a.take(30)", "a.skip(30)"),
+    ],
+)
+@pytest.mark.parametrize("seeds", ["seed(a=3)", "set_seed(seed=3)"])
+def test_rows_that_a_script_draws_with_a_seed_are_those_of_the_script(
+    lines, train, held_out, seeds, monkeypatch
+) -> None:
+    if "np.random" in lines and seeds == "seed(a=3)":
+        seeds = "np.random.seed(seed=3)"
+    script = DRAWN.format(lines=f"{seeds}\n{lines}")
+    exec(f"{script}\ntrain, held_out = {train}, {held_out}", names := dict[str, Any]())
+    calls = ROWS.replace('load_dataset("org/data", split="train")', train)
+    _, output = project(script + calls.replace('load_dataset("org/data", "main", split="test")', held_out))
+    assert "line " not in output
+    monkeypatch.chdir("project")
+    for name in ("train", "held_out", "train"):
+        assert load_function(f"data.py:{name}")() == [*names[name]]
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ("set_seed(3)\nrows = data.shuffle()", "seed=0, not with the script's seed"),
+        ("set_seed(3)\nrows = data.train_test_split(0.5, seed=None)['train']", "seed=0, not with the script's seed"),
+        ("set_seed(3)\nshown = sample([1, 2], 1)\nrows = data.select(sample([1, 2], 1))", "draws before the data do"),
+        ("rows = data.select(sample(range(40), 10))", "draws without a seed that the script shows"),
+        ("seed(time())\nrows = data.select(sample(range(40), 10))", "draws without a seed that the script shows"),
+        ("rows = data.shuffle()", None),
+        (
+            "def part():\n    set_seed(3)\n    return data.shuffle()\nrows = part()",
+            "seed=0, not with the script's seed",
+        ),
+        ("set_seed(3)\nrows = data.shuffle(seed=3).select(np.arange(10))", "set_seed(3)"),
+    ],
+)
+def test_rows_that_are_drawn_in_another_way_than_in_the_script_are_listed(lines, told) -> None:
+    calls = ROWS.replace('load_dataset("org/data", split="train")', "rows")
+    calls = calls.replace('load_dataset("org/data", "main", split="test")', "None")
+    output = project(DRAWN.format(lines=lines) + calls)[1]
+    missing = output[output.find("Without a counterpart") : output.index("Next:")]
+    assert (told or "") in " ".join(missing.split())
+    assert ("line " in missing) == bool(told)
+
+
 def test_a_seed_that_the_script_does_not_show_is_listed_and_rewards_are_not_seeded() -> None:
     seeds = "import os, random\nrandom.seed(os.environ['SEED'])\nrandom.seed(5)\n"
     script = seeds + SMALL.format(options="").replace("return [", "random.random(); return [")
@@ -958,6 +1042,17 @@ def test_data_do_not_stand_in_for_an_option_whose_default_the_script_hides() -> 
             + "def rows(): return load_dataset('json', split='train')",
             "",
             "line 8: data.py has a function rows of its own; rename this one",
+        ),
+        (SMALL.format(options="num_train_epochs=None"), "", "num_train_epochs None: has no counterpart; give a value"),
+        (
+            SMALL.format(options="eval_strategy='steps', logging_steps=None"),
+            "",
+            "eval_strategy steps without eval_steps; set one",
+        ),
+        (
+            GRPO.format(options="use_vllm=True, vllm_importance_sampling_mode=None"),
+            "",
+            "vllm_importance_sampling_mode None: has no counterpart; there are token_truncate, ",
         ),
         (SMALL.format(options="reward_weights=[1, 2]"), "", "has 2 numbers, but the script shows 1 reward functions"),
         (
