@@ -76,7 +76,7 @@ def data(
     bodies: dict[str, str] = {}
     for name, expression in parts.items():
         lines = [_source(script, one) for one in list[ast.stmt | ast.expr]([*loading[name], *earlier[name]])]
-        bodies[name] = "\n".join([*lines, f"return list(map(dict, {_source(script, expression)}))"])
+        bodies[name] = _indented("\n".join([*lines, f"return list(map(dict, {_source(script, expression)}))"]))
     templates = templates_of("rloo_pipeline.commands", keep_trailing_newline=True)
     text = templates.get_template("trl_data.py.j2").render(above=text, functions=bodies)
     return text, [*other_rows(script, parts.values(), both)]
@@ -235,12 +235,24 @@ def _source(script: TrlScript, node: ast.stmt | ast.expr) -> str:
     if filled.has_changed or isinstance(node, ast.expr):
         return ast.unparse(copied)
     first = min([node.lineno, *(part.lineno for part in getattr(node, "decorator_list", []))])
-    texts = [part for part in ast.walk(node) if isinstance(part, ast.Constant | ast.JoinedStr)]
-    inside = {line for part in texts for line in range(part.lineno + 1, (part.end_lineno or 0) + 1)}
+    inside = _inside_texts(node)
     lines = enumerate(script.text.split("\n")[first - 1 : node.end_lineno], first)
     # a line that begins inside a text keeps its indentation, which belongs to the text
     outer = re.compile(rf"[ \t]{{0,{node.col_offset}}}")
     return "\n".join(line if number in inside else outer.sub("", line, count=1) for number, line in lines)
+
+
+def _inside_texts(node: ast.AST) -> set[int]:
+    """The lines that begin inside a text."""
+    texts = [part for part in ast.walk(node) if isinstance(part, ast.Constant | ast.JoinedStr)]
+    return {line for part in texts for line in range(part.lineno + 1, (part.end_lineno or 0) + 1)}
+
+
+def _indented(body: str) -> str:
+    """The body of a function, without spaces inside its texts."""
+    inside = _inside_texts(ast.parse(body))
+    lines = enumerate(body.split("\n"), 1)
+    return "\n".join(line if number in inside or not line else f"    {line}" for number, line in lines)
 
 
 def texts(text: str) -> set[str]:

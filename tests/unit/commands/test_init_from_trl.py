@@ -852,6 +852,7 @@ data = Dataset.from_list([{{"prompt": str(number)}} for number in range(40)])
             "a",
             "data.select(own.sample([1], 1))",
         ),
+        ('a = data.map(lambda row: {"prompt": """1\n2""" + f"""{random.random()}\n 3"""})', "a", "a.skip(1)"),
         ("a = data.select(np.random.permutation(40))", "a.take(30)", "a.skip(30)"),
     ],
 )
