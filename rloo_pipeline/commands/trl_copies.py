@@ -7,12 +7,11 @@ import ast
 import builtins
 import copy
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from rloo_pipeline.commands.trl_draws import draws, has_no_seed, other_rows, seeds
 from rloo_pipeline.commands.trl_script import TrlScript
-from rloo_pipeline.commands.trl_syntax import bound, free_names, name_of, own_names, scopes
+from rloo_pipeline.commands.trl_syntax import all_nodes, bound, free_names, name_of, own_names, scopes
 from rloo_pipeline.commands.trl_values import UnknownValueError
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.report.frame import templates_of
@@ -21,12 +20,23 @@ LOADERS = ("load_dataset", "load_from_disk", "from_list", "from_dict", "from_gen
 """Functions of `datasets` that read rows. Statements that depend on them stay inside a function."""
 FORMATS = ("csv", "json", "parquet", "text", "arrow", "pandas", "xml", "webdataset", "imagefolder", "audiofolder")
 """First arguments of `load_dataset` that name a format, even beside a folder of this name."""
+SEEDING = ("seed", "manual_seed", "set_seed", "seed_everything")
+"""Functions that seed Python's, NumPy's or torch's random numbers."""
+RANDOM = {
+    "random": "__import__('random').seed(0)",
+    **dict.fromkeys(("numpy", "pandas", "sklearn"), "__import__('numpy').random.seed(0)"),
+    "torch": "__import__('torch').manual_seed(0)",
+}
+"""Libraries that draw random numbers, and how to seed them, whatever names a script gives them."""
 CHANGING = ("append", "extend", "insert", "add", "update", "sort", "reverse")
 """Methods that change a list, a set or a dict."""
-OWN = {"train", "held_out", "rows", "_split"}
+OWN = {"train", "held_out", "rows", "_split", "_both"}
 """Names of the functions in data.py. Variables inside them may have these names too."""
 DATA_FILE = re.compile(r"(?!/|~|\w+:)[^\s]*\w\.(csv|tsv|jsonl?|parquet|arrow|txt)(\.gz|\.zst)?")
 """A relative path of a file of rows or of text."""
+
+Note = tuple[ast.stmt | ast.expr, str, str]
+"""A line, what has it in the project if anything has, and a remark."""
 
 
 def functions(script: TrlScript, names: Mapping[str, ast.expr | None]) -> str:
@@ -43,11 +53,11 @@ def functions(script: TrlScript, names: Mapping[str, ast.expr | None]) -> str:
     return _module(script, "Functions", chosen) + lines
 
 
-def data(
-    script: TrlScript, train: ast.expr, held_out: ast.expr | None
-) -> tuple[str, list[tuple[ast.stmt | ast.expr, str]]]:
-    """Python source with the functions `train` and `held_out`, which return the rows of the script's datasets, and the
-    lines for which these are other rows, each with the reason.
+def data(script: TrlScript, train: ast.expr, held_out: ast.expr | None) -> tuple[str, list[Note]]:
+    """Python source with the functions `train` and `held_out`, which return the rows of the script's datasets, and
+    notes on the lines that decide what is drawn at random.
+
+    If random numbers may decide the rows, both functions take all steps of the script in its order, with its seeds.
 
     Args:
         script: the script.
@@ -58,28 +68,90 @@ def data(
         UserError: a line depends on a value that the script does not show.
     """
     parts = {"rows": train} if held_out is None else {"train": train, "held_out": held_out}
-    loading: dict[str, list[ast.stmt]] = {}
-    above: list[ast.stmt] = []
-    both = _closure(script, [name for part in parts.values() for name in _names(script, part)])
-    earlier = {name: _drawn_earlier(script, part, parts.values()) for name, part in parts.items()}
-    for name, part in parts.items():
-        chosen = _replayed(script, part, earlier[name], both)
-        loading[name] = _loading(script, chosen, part)
-        above += [statement for statement in chosen if statement not in loading[name] and statement not in above]
-    above.sort(key=lambda statement: statement.lineno)
+    chosen = {name: _closure(script, _names(script, part)) for name, part in parts.items()}
+    together = [one for statements in chosen.values() for one in statements]
+    differs = "data.py draws with seed=0, not with the script's seed"
+    notes: list[Note] = [(call, "", differs) for call in _unseeded(script, (*together, *parts.values()))]
+    if libraries := {library for one in together for library in _libraries(one)} & RANDOM.keys():
+        above, bodies, seeds = _as_one(script, parts, sorted(libraries))
+        notes += [(seed, "data.py", "if nothing else draws random numbers before the data") for seed in seeds]
+    else:
+        loading = {name: _loading(statements) for name, statements in chosen.items()}
+        above = [one for name in parts for one in chosen[name] if one not in loading[name]]
+        bodies = {
+            name: [*(_source(script, one) for one in loading[name]), f"return {_rows(script, part)}"]
+            for name, part in parts.items()
+        }
+    above = sorted({id(one): one for one in above}.values(), key=lambda statement: statement.lineno)
     for statement in above:
         if taken := OWN & {name for name, _, _ in bound(statement)}:
             raise UserError(script.at(statement, f"data.py has a function {taken.pop()} of its own; rename this one"))
-    text = _module(script, "Data", above)
+    text = _module(script, "Data", above, together)
     if held_out is None:
         text = text.replace('"""\n\n', '"""\n\nimport random\n', 1)
-    bodies: dict[str, str] = {}
-    for name, expression in parts.items():
-        lines = [_source(script, one) for one in list[ast.stmt | ast.expr]([*loading[name], *earlier[name]])]
-        bodies[name] = _indented("\n".join([*lines, f"return list(map(dict, {_source(script, expression)}))"]))
+    made = {name: _indented("\n".join(lines)) for name, lines in bodies.items()}
     templates = templates_of("rloo_pipeline.commands", keep_trailing_newline=True)
-    text = templates.get_template("trl_data.py.j2").render(above=text, functions=bodies)
-    return text, [*other_rows(script, parts.values(), both)]
+    return templates.get_template("trl_data.py.j2").render(above=text, functions=made), notes
+
+
+def _as_one(
+    script: TrlScript, parts: Mapping[str, ast.expr], libraries: Iterable[str]
+) -> tuple[list[ast.stmt], dict[str, list[str]], list[ast.stmt]]:
+    """The imports of a data.py whose functions take all steps that make the data, these functions, and the lines of the
+    script that seed random numbers.
+    """
+    last = max(part.lineno for part in parts.values())
+    before = [one for one in script.statements if one.lineno < last and one.lineno not in script.afterwards]
+    seeds = [one for one in before if _seeds(script, one)]
+    names = [name for one in (*seeds, *parts.values()) for name in _names(script, one)]
+    steps = sorted({*_closure(script, names), *seeds}, key=lambda statement: statement.lineno)
+    script.taken |= {seed.lineno for seed in seeds}
+    above: list[ast.stmt] = [one for one in steps if isinstance(one, ast.Import | ast.ImportFrom)]
+    lines = [] if seeds else [f"{RANDOM[library]}  # the script shows no seed" for library in libraries]
+    lines += [_source(script, one) for one in steps if one not in above]
+    if len(parts) == 1:
+        return above, {"rows": [*lines, f"return {_rows(script, parts['rows'])}"]}, seeds
+    for name in sorted(parts, key=lambda name: (parts[name].lineno, parts[name].col_offset)):
+        lines.append(f"{name}_rows = {_rows(script, parts[name])}")
+    lines.append("return train_rows, held_out_rows")
+    return above, {"train": ["return _both()[0]"], "held_out": ["return _both()[1]"], "_both": lines}, seeds
+
+
+def _rows(script: TrlScript, part: ast.expr) -> str:
+    return f"list(map(dict, {_source(script, part)}))"
+
+
+def _libraries(statement: ast.stmt) -> set[str]:
+    """The libraries that a statement imports."""
+    modules = [statement.module or ""] if isinstance(statement, ast.ImportFrom) else []
+    modules += [alias.name for alias in statement.names] if isinstance(statement, ast.Import) else []
+    return {module.partition(".")[0] for module in modules}
+
+
+def _seeds(script: TrlScript, statement: ast.stmt) -> bool:
+    """True for a line that seeds random numbers with values that the script shows."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if not isinstance(call, ast.Call) or name_of(call.func) not in SEEDING:
+        return False
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    return bool(given) and all(script.holds(value) is not None for value in given)
+
+
+def _unseeded(script: TrlScript, nodes: Iterable[ast.AST]) -> list[ast.Call]:
+    """The calls in these nodes that draw without a seed, if the script, or a function in them, seeds random numbers."""
+    calls = {id(call): call for node in nodes for call in all_nodes(node, ast.Call)}.values()
+    lines = [one.value for one in script.statements if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call)]
+    is_seeded = any(name_of(call.func) in SEEDING for call in (*lines, *calls))
+    return [call for call in calls if _has_no_seed(call)] if is_seeded else []
+
+
+def _has_no_seed(call: ast.Call) -> bool:
+    """True if a call shuffles or splits a dataset at random without a seed."""
+    method = call.func.attr if isinstance(call.func, ast.Attribute) else None
+    values = {one.arg: one.value.value if isinstance(one.value, ast.Constant) else ... for one in call.keywords}
+    is_random = method == "train_test_split" or (method == "shuffle" and not call.args)
+    given = {name for name, value in values.items() if value is not None or name is None}
+    return is_random and values.get("shuffle") is not False and not given & {"seed", "generator", "random_state", None}
 
 
 def _closure(script: TrlScript, names: Iterable[tuple[str, int]]) -> list[ast.stmt]:
@@ -111,37 +183,6 @@ def _closure(script: TrlScript, names: Iterable[tuple[str, int]]) -> list[ast.st
     return sorted(chosen.values(), key=lambda statement: statement.lineno)
 
 
-def _drawn_earlier(script: TrlScript, part: ast.expr, parts: Iterable[ast.expr]) -> list[ast.expr]:
-    """Expressions of other data that draw random numbers before one that does."""
-    drawing = [one for one in (part, *parts) if draws(script, one)]
-    own = (part.lineno, part.col_offset)
-    return [one for one in drawing if part in drawing and (one.lineno, one.col_offset) < own]
-
-
-def _replayed(
-    script: TrlScript, part: ast.expr, earlier: Sequence[ast.expr], both: Sequence[ast.stmt]
-) -> list[ast.stmt]:
-    """The statements that data depend on. If they draw random numbers, this includes the lines that seed these, and all
-    lines of either data that draw some before, so that both are drawn as in the script.
-
-    Args:
-        script: the script.
-        part: expression of the data.
-        earlier: expressions that draw before this one.
-        both: statements that the data depend on, and the other data of the project.
-    """
-    names = [name for one in (part, *earlier) for name in _names(script, one)]
-    chosen = _closure(script, names)
-    own = list[ast.stmt | ast.expr]([*chosen, part])
-    last = max((one.lineno for one in own if draws(script, one)), default=0)
-    before = [one for one in script.statements if one.lineno <= last and one.lineno not in script.afterwards]
-    added = [one for one in before if seeds(script, one) or (one in both and draws(script, one))]
-    chosen = _closure(script, [*names, *(name for one in added for name in _names(script, one))])
-    chosen += [one for one in added if one not in chosen]
-    script.taken |= {one.lineno for one in chosen}
-    return sorted(chosen, key=lambda statement: statement.lineno)
-
-
 def _names(script: TrlScript, node: ast.AST, before: int | bool = False) -> list[tuple[str, int]]:
     """Names that a node reads from outside of it, and the line before which they must be bound."""
     line = before or getattr(node, "lineno", 0)
@@ -170,17 +211,8 @@ def _mutated_names(statement: ast.stmt) -> Iterator[str]:
                     yield place.id
 
 
-def _loading(
-    script: TrlScript, statements: Sequence[ast.stmt], part: ast.expr, with_draws: bool = False
-) -> list[ast.stmt]:
-    """Statements that read rows, that depend on one that does, or that set a name that a function in data.py has.
-
-    Args:
-        script: the script.
-        statements: the statements that data depend on.
-        part: expression of the data.
-        with_draws: also those that seed or draw random numbers; implied if others or the expression draw.
-    """
+def _loading(statements: list[ast.stmt]) -> list[ast.stmt]:
+    """Assignments that read rows, that depend on one that does, or whose name is that of a function in data.py."""
     found, names, loaders = list[ast.stmt](), set[str](), {*LOADERS}
     functions = [statement for statement in statements if isinstance(statement, ast.FunctionDef)]
     for _ in functions:  # functions may call each other
@@ -188,15 +220,11 @@ def _loading(
     for statement in statements:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom):
             continue
-        parts = [part for part in ast.walk(statement) if isinstance(part, ast.Name)]
-        own = OWN & {name for name, _, _ in bound(statement)} or names & {part.id for part in parts}
-        random = with_draws and (seeds(script, statement) or draws(script, statement))
-        if own or random or _calls(statement, loaders):
+        parts = list(ast.walk(statement))
+        own = OWN & {name for name, _, _ in bound(statement)}
+        if own or _calls(statement, loaders) or names & {part.id for part in parts if isinstance(part, ast.Name)}:
             found.append(statement)
-            names |= {part.id for part in parts if isinstance(part.ctx, ast.Store)}
-    is_seeded = any(seeds(script, one) or "own" in draws(script, one) for one in (*statements, part))
-    if is_seeded and not with_draws and any(draws(script, one) for one in (*found, part)):
-        return _loading(script, statements, part, True)
+            names |= {part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
     return found
 
 
@@ -205,10 +233,10 @@ def _calls(statement: ast.stmt, functions: set[str]) -> bool:
     return any(isinstance(part, ast.Call) and name_of(part.func) in functions for part in ast.walk(statement))
 
 
-def _module(script: TrlScript, kind: str, statements: list[ast.stmt]) -> str:
-    """A Python file with these statements."""
+def _module(script: TrlScript, kind: str, statements: Iterable[ast.stmt], others: Iterable[ast.stmt] = ()) -> str:
+    """A Python file with these statements; others that it will have, too, may import modules of the script's folder."""
     text, before = f'"""{kind} of {script.path.name}, written by `rloo init --from-trl`."""\n', ""
-    found = {module: str(folder) for one in statements for module, folder in script.own_modules(one)}
+    found = {module: str(folder) for one in (*statements, *others) for module, folder in script.own_modules(one)}
     script.modules |= found
     if found:
         # first, as in a process that runs the script: this file may have the name of one of its modules
@@ -366,7 +394,7 @@ class _Filled(ast.NodeTransformer):
                 if name not in FORMATS and Path(name).is_dir():
                     self.has_changed = True
                     node.args[0] = ast.Constant(str(Path(name).resolve()))
-        if has_no_seed(node):
+        if _has_no_seed(node):
             node.keywords = [one for one in node.keywords if one.arg != "seed"]
             node.keywords.append(ast.keyword("seed", ast.Constant(0)))
             self.has_changed = True

@@ -36,7 +36,6 @@ class ScriptNames(ABC):
     ) -> None:
         self.path, self.tree, self.options, self.calls = path, tree, options, calls
         self.functions = list(all_nodes(tree, ast.FunctionDef))
-        self.imports = trl_syntax.imports(tree)
         self.call_lines: dict[str, list[int]] = {}
         """Lines of the calls of each name."""
         for call in all_nodes(tree, ast.Call):

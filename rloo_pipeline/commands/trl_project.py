@@ -154,9 +154,9 @@ class TrlProject(TrlModel):
             for part, source in sources.items():
                 self._row(f"{part}_dataset", ", ".join(map(str, (source or {}).values())), f"dataset.{part}")
             return sources
-        self.files["data.py"], other_rows = trl_copies.data(self.script, train, held_out)
-        for node, why in other_rows:
-            self._row(f"line {getattr(node, 'lineno', '?')}", " ".join(ast.unparse(node).split()), "", why)
+        self.files["data.py"], notes = trl_copies.data(self.script, train, held_out)
+        for node, here, remark in notes:
+            self._row(f"line {node.lineno}", " ".join(ast.unparse(node).split()), here, remark)
         note = "its lines are in data.py"
         self._row("train_dataset", ast.unparse(train), "dataset.train.generator", note)
         note = "a fifth of the rows, at most 500, is held out" if held_out is None else note

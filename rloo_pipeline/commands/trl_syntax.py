@@ -105,17 +105,6 @@ def bound(statement: ast.stmt) -> Iterator[tuple[str, ast.expr | None, int | Non
                 yield from bound(inner)
 
 
-def imports(tree: ast.AST) -> dict[str, str]:
-    """The full names of what imports bind, by name."""
-    found = dict[str, str]()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.asname: alias.name for alias in node.names if alias.asname}
-        elif isinstance(node, ast.ImportFrom):
-            found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-    return found
-
-
 def assignments(statement: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr]]:
     """Yields the places that a statement sets, each with its value: `a = b = 1`, `a: int = 1`, `a += 1`, and
     `setattr(a, "b", 1)`.

@@ -25,7 +25,7 @@ MOST_BYTES = 1 << 24
 PRINTED_SECONDS = 5.0
 """Maximum wait for remaining output, since a process that outlives the others may keep the pipe open."""
 END_SECONDS = 60.0
-"""Time limit for the fork server to report the end of a process that was told to exit."""
+"""Time limit for the fork server to read a request, and to report the end of a process that was told to exit."""
 
 
 class ForkServerProcess(SpawnedProcess):
@@ -125,7 +125,7 @@ class ForkServerProcess(SpawnedProcess):
             raise UserError(self._why_it_died(self.lost))
         if min(self.deadline, end) < time.monotonic():
             raise UserError(
-                f"the process from which environments are forked has not done what it was told for {END_SECONDS:g} s; "
+                f"the process from which environments are forked has not responded for {END_SECONDS:g} s; "
                 "an episode may have stopped it: let no environment send signals to other processes"
             )
 
@@ -150,7 +150,7 @@ class ForkServerProcess(SpawnedProcess):
             cause += f", and printed at the end: {line:.300}"
         if self.ready:
             return f"the process from which environments are forked {cause}; the log says what it printed"
-        if self.fault:
+        if self.fault and self.fault == cause:
             did = "closed" if self.fault is CLOSED else "wrote to"
             return (
                 f"rollout.environment or rollout.tools, when imported, {did} a file descriptor that was not their own; "

@@ -113,7 +113,7 @@ def _connect(role: str, argv: Sequence[str], terminal: int, restarts: bool) -> t
                 os.close(lock)
                 if isinstance(error, BlockingIOError):
                     of_run, command = last[name]
-                    loads = command == CALL_MODEL and of_run.startswith(run)  # a model's name follows
+                    loads = command == CALL_MODEL and f"{of_run} ".startswith(f"{run} ")  # a model's name follows
                     busy, patience = True, MODEL_PATIENCE if loads else patience
         if not busy or time.monotonic() > began + patience:
             return None

@@ -69,7 +69,7 @@ def peak_of(*arguments: object) -> float:
     maps libraries in pieces whose size depends on how their files were written.
     """
     command, peak = [sys.executable, "-m", "rloo_pipeline", *map(str, arguments)], 0
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         while process.poll() is None:
             status = Path(f"/proc/{process.pid}/status").read_text()
             peak = max(peak, sum(int(kilobytes) for kilobytes in re.findall(r"Rss(?:Anon|Shmem):\s+(\d+)", status)))

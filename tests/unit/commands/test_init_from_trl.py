@@ -806,7 +806,7 @@ def test_rows_that_a_script_draws_with_a_seed_are_drawn_with_it_in_each_function
     script = SMALL.format(options="").replace("RLOOTrainer(", draws + "RLOOTrainer(")
     script = script.replace('load_dataset("org/data", "main", split="test")', "order.skip(30)")
     _, output = project(script.replace('load_dataset("org/data", split="train")', "order.take(30)"))
-    assert "seed(3)" not in output
+    assert f"{seeds} data.py if nothing else draws random numbers before the data" in " ".join(output.split())
     monkeypatch.chdir("project")
     train, held_out = (load_function(f"data.py:{name}")() for name in ("train", "held_out"))
     drawn = [int(row["prompt"]) for row in train + held_out]
@@ -866,7 +866,7 @@ def test_rows_that_a_script_draws_with_a_seed_are_those_of_the_script(
     exec(f"{script}\ntrain, held_out = {train}, {held_out}", names := dict[str, Any]())
     calls = ROWS.replace('load_dataset("org/data", split="train")', train)
     _, output = project(script + calls.replace('load_dataset("org/data", "main", split="test")', held_out))
-    assert "line " not in output
+    assert "line " not in output[output.find("Without a counterpart") :]
     monkeypatch.chdir("project")
     for name in ("train", "held_out", "train"):
         assert load_function(f"data.py:{name}")() == [*names[name]]
@@ -877,15 +877,15 @@ def test_rows_that_a_script_draws_with_a_seed_are_those_of_the_script(
     [
         ("set_seed(3)\nrows = data.shuffle()", "seed=0, not with the script's seed"),
         ("set_seed(3)\nrows = data.train_test_split(0.5, seed=None)['train']", "seed=0, not with the script's seed"),
-        ("set_seed(3)\nshown = sample([1, 2], 1)\nrows = data.select(sample([1, 2], 1))", "draws before the data do"),
-        ("rows = data.select(sample(range(40), 10))", "draws without a seed that the script shows"),
-        ("seed(time())\nrows = data.select(sample(range(40), 10))", "draws without a seed that the script shows"),
+        ("rows = data.select(sample(range(40), 10))", None),
+        ("seed(time())\nrows = data.select(sample(range(40), 10))", "seed(time())"),
+        ("set_seed(3)\nrows = data.train_test_split(0.5, shuffle=False)['train']", "set_seed(3)"),
         ("rows = data.shuffle()", None),
         (
             "def part():\n    set_seed(3)\n    return data.shuffle()\nrows = part()",
             "seed=0, not with the script's seed",
         ),
-        ("set_seed(3)\nrows = data.shuffle(seed=3).select(np.arange(10))", "set_seed(3)"),
+        ("set_seed(3)\nrows = data.shuffle(seed=3).select(np.arange(10))", None),
     ],
 )
 def test_rows_that_are_drawn_in_another_way_than_in_the_script_are_listed(lines, told) -> None:

@@ -373,13 +373,13 @@ def test_a_package_that_changed_during_the_run_is_named_with_its_versions(tmp_pa
     assert read_json(tmp_path / "summary.json")["earlier_versions"] == {"torch": {"1.0": 1}, "gone": {"3": 2}}
     assert f"warn: torch was 1.0 after round 1 and is {now} now: " in "\n".join(caplog.messages)
     text = Reader((tmp_path / "report.html").read_text()).text
-    assert "Another gone than in rounds: 3 after round 2, not installed when this page was made." in text
+    assert "gone has changed since rounds used it: 3 after round 2, not installed when this page was made." in text
     for number in (1, 2):  # one of older code, and one whose packages are the same
         write_json(
             run / "pages" / f"{number:05d}.json", {"round": number} | ({"versions": versions()} if number == 1 else {})
         )
     assert "earlier_versions" not in summarize_run(config, run)
-    assert "changed during the run" not in page
+    assert "since rounds used it" not in page
 
 
 def test_symptoms_stand_on_the_page_and_at_the_end_on_the_terminal(tmp_path: Path, page: str, caplog) -> None:

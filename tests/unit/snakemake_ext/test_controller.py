@@ -318,6 +318,7 @@ def test_a_full_disk_on_which_snakemake_cannot_lock_is_one_sentence_and_other_tr
     for error, place in (
         (OSError(*full), Path.cwd()),
         (OSError(*full, "/home/me/.cache/a file"), Path("/home/me/.cache")),
+        (OSError(*full, "/home/o'neil/a", None, "/home/b"), Path("/home/o'neil")),
         (OSError("not that"), None),
     ):
         try:

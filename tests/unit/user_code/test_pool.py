@@ -202,9 +202,9 @@ def once_it_is_told(server: ForkServerProcess) -> Callable[[], None]:
     """`check` of a fork server, which waits for a message at its first call."""
     waits, check = iter([60.0]), server.check
 
-    def later() -> None:
+    def later(*end: float) -> None:
         wait([server.file], next(waits, 0.0))
-        check()
+        check(*end)
 
     return later
 
@@ -224,6 +224,18 @@ def test_code_that_breaks_the_connection_while_it_is_imported_is_a_sentence(tmp_
     file = tmp_path / "mine.py"
     file.write_text(f"import os, time\n{code}\ntime.sleep(1e6)\n")
     message = f"^rollout.environment or rollout.tools, when imported, {lost} a file descriptor that was not their own"
+    with EnvironmentPool(f"{file}:Room", [], 1, 60) as pool, pytest.raises(UserError, match=message):
+        pool.check()
+
+
+@pytest.mark.parametrize(
+    ("code", "ends"),
+    [("os._exit(3)", "ended its process with exit code 3"), ("os.kill(os.getpid(), 9)", r"died of SIGKILL \(out of")],
+)
+def test_a_death_while_code_is_imported_is_a_sentence(tmp_path, code, ends) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(f"import os\n{code}\n")
+    message = f"^the process that imports rollout.environment and rollout.tools {ends}"
     with EnvironmentPool(f"{file}:Room", [], 1, 60) as pool, pytest.raises(UserError, match=message):
         pool.check()
 
