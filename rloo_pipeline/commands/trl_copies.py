@@ -107,7 +107,7 @@ def _as_one(
     steps = sorted({*_closure(script, names), *seeds}, key=lambda statement: statement.lineno)
     script.taken |= {seed.lineno for seed in seeds}
     above: list[ast.stmt] = [one for one in steps if isinstance(one, ast.Import | ast.ImportFrom)]
-    lines = [] if seeds else [f"{RANDOM[library]}  # the script shows no seed" for library in libraries]
+    lines = [] if seeds else [*dict.fromkeys(f"{RANDOM[one]}  # the script shows no seed" for one in libraries)]
     lines += [_source(script, one) for one in steps if one not in above]
     if len(parts) == 1:
         return above, {"rows": [*lines, f"return {_rows(script, parts['rows'])}"]}, seeds
