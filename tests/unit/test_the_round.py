@@ -2,7 +2,6 @@
 
 import math
 import runpy
-from statistics import fmean
 
 import pytest
 from helpers import ROOT
@@ -24,8 +23,8 @@ def test_a_round_of_it_runs() -> None:
 
 @pytest.mark.long
 def test_it_learns() -> None:
-    rewards = runpy.run_path(str(PROGRAM))["train"](rounds=12)
-    first, last = fmean(rewards[:3]), fmean(rewards[-3:])
-    # less where more is right, since the warm start gets further on some kinds of CPU
-    assert last - first > min(0.1, (1 - first) * 2 / 11)
+    rewards = runpy.run_path(str(PROGRAM))["train"](rounds=20)
+    # relative, since the warm start gets further on some kinds of CPU: from a reward of 0.45, this is a rise of 0.1
+    wrong = [1 - reward for reward in rewards]
+    assert sum(wrong[-3:]) < sum(wrong[:3]) * 9 / 11
     assert all(map(math.isfinite, rewards))
