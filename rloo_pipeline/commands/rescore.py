@@ -65,7 +65,8 @@ def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path) 
     """
     from rloo_pipeline.training.batch import AlgorithmState, make_batch
 
-    folders = sorted(folder for folder in (run / "rounds").glob("[0-9]*") if any(folder.glob("rollouts/*.parquet")))
+    rounds = (run / "rounds" / f"{number:05d}" for number in range(1, config.rounds + 1))  # a longer run left others
+    folders = [folder for folder in rounds if any(folder.glob("rollouts/*.parquet"))]
     if not folders:
         raise UserError(f"{run}: has no rollouts in rounds/*/rollouts; pass the folder of a run, results/<run>")
     prompts = PromptSet(run / "prompts" / "train")

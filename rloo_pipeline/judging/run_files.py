@@ -6,7 +6,7 @@ files of the earlier training run are still there. They are older than the files
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -84,7 +84,7 @@ class RunFiles(NamedTuple):
         """Held-out accuracy by the policy's number: from the problems of each round, or else from the evaluations,
         which have other problems.
         """
-        by_round = {measured["policy"]: measured["accuracy"] for measured in self.held_out()}
+        by_round = {measured["policy"]: measured["accuracy"] for measured in of_same_prompts(self.held_out())}
         return by_round or {number: evaluation["accuracy"] for number, evaluation in self.evaluations().items()}
 
     def out_of_memory(self) -> dict[int, str]:
@@ -258,6 +258,11 @@ def read_held_out(run: Path, rounds: Iterable[int]) -> list[JSON]:
     files = (held_out_of(run, number) for number in rounds)
     measured = [_read(file) for file in files if file.exists()]
     return [summary for summary in measured if summary["accuracy"] is not None]
+
+
+def of_same_prompts(measured: Sequence[JSON]) -> list[JSON]:
+    """Those of these accuracies that are of as many prompts as the latest; `evaluation.each_round` may have changed."""
+    return [summary for summary in measured if summary["prompts"] == measured[-1]["prompts"]]
 
 
 def read_evaluation(run: Path, name: str, refused: Collection[str] = ()) -> JSON:

@@ -23,6 +23,8 @@ def render(summary: JSON, experiment: FinishedExperiment, folder: Path) -> str:
         folder: the experiment's folder.
     """
     arms = {arm: list(runs.values()) for arm, runs in experiment.runs.items() if runs}
+    of_each_round = {measured["prompts"] for runs in arms.values() for run in runs for measured in run.held_out}
+    of_runs = {name: of for name, of in OF_RUN.items() if name != "each_round" or len(of_each_round) < 2}
     return frame.fill(
         "experiment_page.html.j2",
         summary=summary,
@@ -36,7 +38,7 @@ def render(summary: JSON, experiment: FinishedExperiment, folder: Path) -> str:
         charts=[
             (chart, figure_of_arms(chart, {arm: [of(run) for run in runs] for arm, runs in arms.items()}))
             for chart, of in [
-                *((CHARTS["arms"][name], of) for name, of in OF_RUN.items()),
+                *((CHARTS["arms"][name], of) for name, of in of_runs.items()),
                 *((chart, _rounds) for chart in functions(arms)),
             ]
         ],
@@ -87,7 +89,9 @@ OF_RUN: Mapping[str, Callable[[FinishedRun], Rounds]] = {
     "each_round": _each_round,
     "reward": _rounds,
 }
-"""The function for a run's values, by the name of the chart."""
+"""The function for a run's values, by the name of the chart. `each_round` is left out if runs measured it on different
+numbers of problems.
+"""
 
 
 def headline(summary: JSON) -> str:

@@ -118,7 +118,7 @@ def summary_of(experiment: FinishedExperiment) -> JSON:
         "enough_seeds": min(len(runs) for runs in arms.values()) >= FEWEST,
         "arms": rows,
         "comparisons": comparisons,
-        "sensitivity": _sensitivity(experiment, {row["arm"]: row["mean"]["value"] for row in rows}),
+        "sensitivity": _sensitivity(experiment, arms),
         "runs": [_run(state, experiment) for state in experiment.states],
         "rows": "dev" if first.config.select else "eval",
         "selection": _selection(experiment),
@@ -182,14 +182,21 @@ def _comparisons(arms: Mapping[str, Mapping[int, FinishedRun]], seed: int) -> li
     return rows
 
 
-def _sensitivity(experiment: FinishedExperiment, means: Mapping[str, float]) -> list[JSON]:
-    """For each value of each varied key, the mean over the arms that have it."""
+def _sensitivity(experiment: FinishedExperiment, arms: Mapping[str, Mapping[int, FinishedRun]]) -> list[JSON]:
+    """For each value of each varied key, the mean over the arms that have it, and over the seeds that all arms have.
+    Empty if there is no such seed, or if the arms cannot be compared.
+    """
+    seeds = set[int](experiment.seeds).intersection(*arms.values())
+    if not seeds or incomparable([run for runs in arms.values() for run in runs.values()]):
+        return []
+    means = {arm: np.mean([runs[seed].accuracy.mean() for seed in sorted(seeds)]) for arm, runs in arms.items()}
     rows = []
     for key, values in experiment.vary.items():
         for value in values:
             with_value = [means[arm] for arm in means if experiment.arms[arm].get(key) == value]
             if with_value:
-                rows.append({"key": key, "value": value, "mean": float(np.mean(with_value)), "arms": len(with_value)})
+                mean, count = float(np.mean(with_value)), len(with_value)
+                rows.append({"key": key, "value": value, "mean": mean, "arms": count, "seeds": sorted(seeds)})
     return rows
 
 

@@ -1,6 +1,7 @@
 """Reads finished runs from their folders, to compare them."""
 
 import json
+from math import isclose
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from rloo_pipeline.checks.statistics import Array
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging.completions import is_correct
-from rloo_pipeline.judging.run_files import read_config, read_held_out, read_metrics
+from rloo_pipeline.judging.run_files import of_same_prompts, read_config, read_held_out, read_metrics
 from rloo_pipeline.report.jobs import costs, jobs_of
 from rloo_pipeline.report.run_tables import read_completions
 
@@ -25,7 +26,7 @@ class FinishedRun(NamedTuple):
     rounds: list[JSON]
     """metrics.json of every round."""
     held_out: list[JSON]
-    """held_out.json of every round that has one."""
+    """held_out.json of every round that has one of as many prompts as the latest."""
     training_prompts: list[str]
     """prompt_id of each training prompt."""
     held_out_prompts: list[str]
@@ -52,7 +53,8 @@ def read(folder: Path) -> FinishedRun:
     """Reads the run in a folder.
 
     Raises:
-        UserError: the folder has no run, the run is not finished, or a file of it is damaged.
+        UserError: the folder has no run, the run is not finished, its definition of a right answer has changed since,
+            or a file of it is damaged.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; name the folders of finished runs, such as results/demo")
@@ -66,14 +68,20 @@ def read(folder: Path) -> FinishedRun:
     samples = config.evaluation.num_generations
     columns = ["prompt_id", "sample", *(tables.score_column(reward.column) for reward in config.rewards)]
     completions = read_completions(folder, "final", columns=columns)
+    accuracy = is_correct(config, completions, samples).mean(axis=1)
+    if not isclose(accuracy.mean(), final["accuracy"]):
+        raise UserError(
+            f"{folder / 'summary.json'}: {final['accuracy']:.1%} of the final policy's answers are right, but by the "
+            f"folder's config.yaml {accuracy.mean():.1%}; {_finish(folder)}"
+        )
     return FinishedRun(
         config,
         summary,
         rounds,
-        read_held_out(folder, range(1, config.rounds + 1)),
+        of_same_prompts(read_held_out(folder, range(1, config.rounds + 1))),
         PromptSet(folder / "prompts" / "train").table["prompt_id"].to_pylist(),
         completions["prompt_id"].to_pylist()[::samples],
-        is_correct(config, completions, samples).mean(axis=1),
+        accuracy,
         json.loads(tables.footer(completions).get(lineage.FUNCTIONS, "{}")),
         {cost.stage: round(cost.seconds, 1) for cost in costs(jobs_of(folder, config.rounds))},
     )

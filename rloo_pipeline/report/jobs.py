@@ -18,9 +18,11 @@ from rloo_pipeline.stages.table import ROWS
 
 TOOK = re.compile(
     r"^(?P<ended>\S+ \S+?)(?:,\d+)? INFO rloo\.time: took (?P<seconds>[0-9.]+) s"
-    r"(?:, (?P<cpu>[0-9.]+) s of CPU, (?P<memory>\d+) MB at most)?$",
+    r"(?:, (?P<cpu>[0-9.]+) s of CPU, \d+ MB at most)?$",
     re.MULTILINE,
 )
+PEAK = re.compile(r" INFO rloo\.time: .*\b(?P<megabytes>\d+) MB at most$", re.MULTILINE)
+"""Pattern of a line with the peak memory of a process: the stage's, or one of its ranks."""
 USED = re.compile(r" INFO rloo\.time: used (?P<count>\d+) x (?P<name>.+)$", re.MULTILINE)
 
 
@@ -42,7 +44,7 @@ class JobRecord(NamedTuple):
     cpu_seconds: float | None
     """CPU time on all cores; None if not measured."""
     memory_mb: float | None
-    """Peak memory."""
+    """Peak resident set of the job's largest process, as in its log; None if not measured."""
 
 
 class Cost(NamedTuple):
@@ -73,13 +75,17 @@ class Spent(NamedTuple):
 
 
 def jobs_of(run: Path, rounds: int) -> list[JobRecord]:
-    """All jobs in the order in which they began, without those after round `rounds`, which a longer run left behind."""
+    """All jobs in the order in which they began, without those that make pages, and without those after round `rounds`,
+    which a longer run left behind.
+    """
     logs = run / "logs"
     records = []
     for file in sorted(logs.rglob("*.log")):
         if not file.exists() or (round_of(file) or 0) > rounds:  # a link to a log that does not exist yet
             continue
         if file.parent.name == "workers":  # the work of workers is also in the logs of the jobs that used them
+            continue
+        if file.relative_to(logs).parts[0].startswith("report"):  # a page cannot have its own job
             continue
         with naming(file):
             text = file.read_text(encoding="utf-8", errors="replace")
@@ -92,7 +98,6 @@ def _record(run: Path, name: Path, text: str, match: re.Match[str]) -> JobRecord
     """Builds a job's record from its log and the last line in it that reports resource usage."""
     seconds, gpus = float(match["seconds"]), USED.findall(text)
     ended = datetime.fromisoformat(match["ended"])
-    cpu_seconds, memory_mb = _measured(match, run / "benchmarks" / name.with_suffix(".tsv"))
     return JobRecord(
         stage=name.parts[0],
         name="/".join(name.parts[1:]),
@@ -101,8 +106,8 @@ def _record(run: Path, name: Path, text: str, match: re.Match[str]) -> JobRecord
         seconds=seconds,
         gpus=int(gpus[-1][0]) if gpus else 0,
         gpu=gpus[-1][1] if gpus else None,
-        cpu_seconds=cpu_seconds,
-        memory_mb=memory_mb,
+        cpu_seconds=_cpu_seconds(match["cpu"], run / "benchmarks" / name.with_suffix(".tsv")),
+        memory_mb=max(map(float, PEAK.findall(text)), default=None),
     )
 
 
@@ -145,8 +150,8 @@ def _covered(jobs: Sequence[JobRecord]) -> float:
     return seconds
 
 
-def _measured(match: re.Match[str], benchmark: Path) -> tuple[float | None, float | None]:
-    """CPU seconds and peak memory (MB) of a job: the larger of the values in its log and from Snakemake.
+def _cpu_seconds(logged: str | None, benchmark: Path) -> float | None:
+    """CPU seconds of a job: the larger of the values in its log and from Snakemake; None if neither has one.
 
     Snakemake counts the ranks that a stage started, but not the worker that did its work.
     """
@@ -154,13 +159,8 @@ def _measured(match: re.Match[str], benchmark: Path) -> tuple[float | None, floa
     if benchmark.exists():
         with naming(benchmark), benchmark.open(encoding="utf-8", newline="") as lines:
             row = next(csv.DictReader(lines, delimiter="\t"), row)
-    return _largest(match["cpu"], row.get("cpu_time")), _largest(match["memory"], row.get("max_rss"))
-
-
-def _largest(*texts: str | None) -> float | None:
-    """The largest of these numbers; None if no text is a number."""
     numbers = list[float]()
-    for text in texts:
+    for text in (logged, row.get("cpu_time")):
         with suppress(ValueError):
             numbers.append(float(text or ""))
     return max(numbers, default=None)

@@ -215,7 +215,10 @@ def frame_of_runs(runs: Sequence[CurvesOfRun], width: int) -> RenderableType:
     ]
     lines = [(each, run.latest) for each, run in zip(cells, runs, strict=True)]
     parts: list[RenderableType] = [_table(lines, len(lines), *before)]
-    measures = (("reward", [run.reward for run in runs], ".3g"), ("held-out", [run.held_out for run in runs], ".1%"))
+    measures = (
+        ("reward", [run.reward for run in runs], ".3g"),
+        ("held-out accuracy, each run on its own problems", [run.held_out for run in runs], ".1%"),
+    )
     for title, curves, form in measures:
         if any(curves):
             parts += ["", chart(title, curves, form, width)]

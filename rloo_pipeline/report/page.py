@@ -15,7 +15,7 @@ from rloo_pipeline.artifacts.files import REMEDY, read_artifact
 from rloo_pipeline.checks.registry import threshold
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.judging.completions import score_names
-from rloo_pipeline.judging.run_files import RunFiles, read_held_out, read_metrics
+from rloo_pipeline.judging.run_files import RunFiles, of_same_prompts, read_held_out, read_metrics
 from rloo_pipeline.report import frame, jobs, samples
 from rloo_pipeline.report.charts import CHARTS, Chart, charts
 from rloo_pipeline.report.dag import picture
@@ -40,7 +40,8 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
     numbers = range(1, summary["rounds"] + 1)
     rounds = [read_metrics(run, number) for number in numbers]
     files = RunFiles(run, config, [*rounds])
-    held_out = read_held_out(run, numbers) if finished else files.held_out()
+    measured = read_held_out(run, numbers) if finished else files.held_out()
+    held_out = of_same_prompts(measured)
     first = summary["warmstart"]
     named = {"warmstart": first, **summary["between"], "final": summary["final"]}
     evaluations = {name: evaluation for name, evaluation in named.items() if evaluation}
@@ -49,13 +50,14 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
     chosen = training_prompts(config, run)
     written = run / "config.yaml"
     begun = min(summary["rounds"] + 1 + config.rollout.lag, config.rounds)
-    worked = [job for job in jobs.jobs_of(run, begun) if not job.stage.startswith("report")]
+    worked = jobs.jobs_of(run, begun)
     return frame.fill(
         "page.html.j2",
         config=config,
         folder=(folder := frame.folder_name(run, config.run)),
         summary=summary,
         held_out=held_out,
+        other_held_out=len(measured) - len(held_out),
         ended_by_gate=files.ended_by_gate,
         reward_names=score_names(config.rewards),
         deciding=config.deciding_reward.column,

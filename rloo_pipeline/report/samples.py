@@ -55,7 +55,8 @@ class ShownCompletion(NamedTuple):
     finish_reason: str
     tokens: int
     advantage: float | None = None
-    """The completion's advantage in the update; None in evaluations."""
+    """The completion's advantage in the update; None in evaluations, and for completions that are left out of the loss.
+    """
 
 
 class ShownGroup(NamedTuple):
@@ -164,7 +165,7 @@ def _completions(config: Config, rows: pa.Table) -> list[ShownCompletion]:
             {name: row[tables.score_column(name)] for name in score_names(config.rewards)},
             row["finish_reason"],
             len(row["sampling_logps"]),
-            row.get("advantage"),
+            None if row.get("masked") else row.get("advantage"),
         )
         for index, row in enumerate(rows.to_pylist())
     ]

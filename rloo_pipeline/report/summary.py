@@ -38,8 +38,9 @@ def summarize_run(config: Config, run: Path) -> dict[str, Any]:
     rounds = [run_files.read_metrics(run, number) for number in range(1, config.rounds + 1)]
     pair, choice = read_pair(run), _choice(config, run)
     gains = gains_of(config, run, pair)
+    others = run_files.read_held_out(run, range(1, config.rounds + 1)) + ([choice["test"]] if choice else [])
     return {
-        **_facts(config, rounds, evaluations, [choice["test"]] if choice else []),
+        **_facts(config, rounds, evaluations, others),
         "gain": gains["pass@1"]["value"],
         "gain_ci95": gains["pass@1"]["ci95"],
         "gain_p": gains["pass@1"]["p"],
@@ -73,7 +74,7 @@ def _pages(run: Path, rounds: int) -> Iterator[JSON]:
 
 
 def _facts(
-    config: Config, rounds: Sequence[Metrics], evaluations: Mapping[str, JSON], others: Sequence[JSON] = ()
+    config: Config, rounds: Sequence[Metrics], evaluations: Mapping[str, JSON], others: Sequence[JSON]
 ) -> dict[str, Any]:
     """The part of the summary that exists at any time. Evaluations of the warm start and final policy are None until
     they are done.
@@ -82,10 +83,10 @@ def _facts(
         config: the section `report`.
         rounds: metrics.json of the rounds.
         evaluations: evaluations by name.
-        others: other evaluations whose tokens count.
+        others: other evaluations whose tokens count: those of each round, and the test of a choice.
     """
     evaluated = [*evaluations.values(), *others]
-    parts = [part for evaluation in evaluated for part in (evaluation, evaluation["greedy"]) if part]
+    parts = [part for evaluation in evaluated for part in (evaluation, evaluation.get("greedy")) if part]
     return {
         "run": config.run,
         "rounds": len(rounds),
@@ -117,7 +118,8 @@ def so_far(config: Config, run: Path) -> dict[str, Any]:
     files = run_files.read(run, config)
     by_number = files.evaluations()
     names = list(config.evaluated.items())[:-1]
-    return _facts(config, files.rounds, {name: by_number[number] for name, number in names if number in by_number})
+    evaluations = {name: by_number[number] for name, number in names if number in by_number}
+    return _facts(config, files.rounds, evaluations, files.held_out())
 
 
 def gains_of(config: Config, run: Path, pair: Pair) -> dict[str, dict[str, Any]]:
@@ -154,13 +156,15 @@ def gains_of(config: Config, run: Path, pair: Pair) -> dict[str, dict[str, Any]]
 
 
 def win_rates_of(config: Config, pair: Pair) -> dict[str, dict[str, Any] | None]:
-    """Win rate of the final policy against the warm start, by each reward whose scores are not only 0 and 1."""
+    """Win rate of the final policy against the warm start, by each reward whose scores are not only 0 and 1. If a
+    reward's weight is negative, the lower score wins.
+    """
     samples = config.evaluation.num_generations
     rates = {}
     for reward in config.rewards:
         before, after = (scores_of(table, reward.column, samples) for table in pair)
         if not {*np.unique(before[~np.isnan(before)]), *np.unique(after[~np.isnan(after)])} <= {0.0, 1.0}:
-            rate = win_rate(before, after)
+            rate = win_rate(before, after) if reward.weight >= 0 else win_rate(-before, -after)
             rates[reward.column] = rate and rate._asdict()
     return rates
 
@@ -246,7 +250,7 @@ def win_rate(before: Array, after: Array) -> Estimate | None:
     pairs = after[:, :, None], before[:, None, :]
     differences = np.where(np.isclose(*pairs, rtol=statistics.ROUNDING, atol=0.0), 0.0, np.subtract(*pairs))
     wins = np.where(np.isnan(differences), np.nan, (np.sign(differences) + 1) / 2)
-    return _over_prompts(wins.reshape(len(wins), -1))
+    return _over_prompts(wins.reshape(len(wins), -1), before.shape[1])
 
 
 def judged_rate(verdicts: Array) -> tuple[Estimate | None, float | None]:
@@ -262,10 +266,12 @@ def judged_rate(verdicts: Array) -> tuple[Estimate | None, float | None]:
     both = ~np.isnan(verdicts).any(axis=0)
     named = np.sign(verdicts[:, both] - 0.5)
     same = float((named[0] == named[1]).mean()) if both.any() else None
-    return _over_prompts(verdicts.mean(axis=0)), same
+    return _over_prompts(verdicts.mean(axis=0), verdicts.shape[2]), same
 
 
-def _over_prompts(wins: Array) -> Estimate | None:
-    """The mean over prompts of [prompts, pairs], NaN for pairs that do not count."""
+def _over_prompts(wins: Array, samples: int) -> Estimate | None:
+    """The mean over prompts of [prompts, pairs], NaN for pairs that do not count; `samples` of a prompt's pairs are
+    independent of each other.
+    """
     values = statistics.prompt_means(wins)
-    return statistics.estimate_share(values, wins.shape[1]) if len(values) else None
+    return statistics.estimate_share(values, samples) if len(values) else None

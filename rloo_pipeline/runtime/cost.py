@@ -58,7 +58,8 @@ def seconds_since_start() -> float:
 
 
 def end() -> None:
-    """Logs the cost of a stage that succeeded. A rank only names its GPUs, and exits at once unless a worker keeps it.
+    """Logs the cost of a stage that succeeded. A rank only logs its GPUs and its memory, and exits at once unless a
+    worker keeps it.
 
     gloo's threads sometimes abort the process during interpreter shutdown, after all files are written.
     """
@@ -68,6 +69,7 @@ def end() -> None:
         spent = (seconds_since_start(), cpu_seconds(), _peak_mb())
         logging.getLogger(LOGGER).info("took %.1f s, %.2f s of CPU, %.0f MB at most", *spent)
         return
+    logging.getLogger(LOGGER).info("rank %d: %.0f MB at most", ranks.current().number, _peak_mb())
     if _began is None:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -97,5 +99,5 @@ def _cpu_of(process: psutil.Process) -> float:
 
 
 def _peak_mb() -> float:
-    """Peak resident set of this process in MiB."""
-    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
+    """Peak resident set of this process in MB. It includes the pages of files that the process has mapped."""
+    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024 / 1e6

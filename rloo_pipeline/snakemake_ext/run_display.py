@@ -30,9 +30,9 @@ from rloo_pipeline.snakemake_ext.failures import Failure
 from rloo_pipeline.snakemake_ext.stage_lines import StageLines
 
 STYLES = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "red"}
-TOOK = re.compile(r"took [\d.]+ s, [\d.]+ s of CPU, \d+ MB at most")
-"""Pattern of each stage's last line, which is not shown: the table has the seconds of rounds, the report those of
-jobs.
+TOOK = re.compile(r"(took [\d.]+ s, [\d.]+ s of CPU,|rank \d+:) \d+ MB at most")
+"""Pattern of the last line of each stage and rank, which is not shown: the table has the seconds of rounds, the report
+those of jobs.
 """
 MEASURED = ("/metrics.json", "/summary.json", "/held_out.json")
 """Files with a job's measurements of a policy or a round."""

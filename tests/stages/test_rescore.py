@@ -100,6 +100,13 @@ def test_a_round_in_which_no_group_has_ended_is_left_out(run, reward_file, tmp_p
     assert list(json.loads((tmp_path / "out" / "rescore.json").read_text())["rounds"]) == ["00002"]
 
 
+def test_rounds_that_a_longer_run_has_left_are_not_rescored(run, reward_file, tmp_path) -> None:
+    run.write(3)
+    assert load(run.run / "config.yaml").rounds == 2
+    assert rescored(run, tmp_path / "out", function=f"{reward_file}:length")["groups"] == 32
+    assert sorted(json.loads((tmp_path / "out" / "rescore.json").read_text())["rounds"]) == ["00001", "00002"]
+
+
 def test_the_same_rewards_change_nothing_and_a_constant_teaches_nothing(run, reward_file, tmp_path) -> None:
     rescored(run, tmp_path / "out", function=f"{reward_file}:length")
     for number in (1, 2):

@@ -1,11 +1,14 @@
 """What held-out preferences say of a reward model, and which policy wins by its scores, are those of plain loops."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from scipy.stats import norm
+from synthetic_runs import configuration
 
 from rloo_pipeline.checks.pair_checks import measures, pair_accuracy
-from rloo_pipeline.report.summary import judged_rate, win_rate
+from rloo_pipeline.checks.statistics import share_interval
+from rloo_pipeline.report.summary import judged_rate, win_rate, win_rates_of
 
 NAN = float("nan")
 
@@ -52,6 +55,26 @@ def test_the_win_rate_counts_every_pair_of_scored_completions_and_ties_half() ->
     assert win_rate(before[2:3], after[2:3]) is None
     assert win_rate(before, before).value == 0.5
     assert win_rate(np.array([[0.3 + 0.2 + 0.1]]), np.array([[0.1 + 0.2 + 0.3]])).value == 0.5, "sums that are equal"
+
+
+def test_the_lower_score_wins_if_the_weight_of_the_reward_is_negative() -> None:
+    length = {"function": "rloo_pipeline.rewards.length:overlong_reward", "name": "length"}
+    before, after = (
+        pa.table({"scores/length": scores, "scores/answer": [0.0] * 2}) for scores in ([3.0, 4.0], [2.0, 1.0])
+    )
+    rewards = configuration().model_dump(mode="json")["rewards"][:1]
+    rates = {}
+    for weight in (-0.5, 0.0, 0.5):
+        config = configuration(rewards=[*rewards, length | {"weight": weight}], evaluation={"num_generations": 1})
+        rates[weight] = win_rates_of(config, (before, after))["length"]["value"]
+    assert rates == {-0.5: 1.0, 0.0: 0.0, 0.5: 0.0}
+
+
+def test_pairs_of_the_same_completions_are_not_independent() -> None:
+    """Where prompts hardly differ, the interval is that of all samples, not that of all pairs of them."""
+    before = np.tile(np.arange(8.0), (4, 1))
+    rate = win_rate(before, before + np.array([[0.0], [0.0], [0.0], [0.25]]))
+    assert rate.ci95[1] - rate.ci95[0] >= np.diff(share_interval(rate.value, 4 * 8))
 
 
 @pytest.mark.parametrize(("prompts", "samples", "shift"), [(10, 4, 2.9), (50, 1, 1.8)])

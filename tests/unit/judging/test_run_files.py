@@ -70,10 +70,19 @@ def test_a_run_is_not_finished_while_it_is_evaluated_again(tmp_path: Path) -> No
 def test_held_out_accuracy_of_an_earlier_policy_does_not_count(tmp_path: Path) -> None:
     run = finish_run(tmp_path / "run", configuration(rounds=4))
     for number in range(1, 5):
-        write_json(run_files.held_out_of(run, number), {"policy": number - 1, "accuracy": number / 8})
+        write_json(run_files.held_out_of(run, number), {"policy": number - 1, "accuracy": number / 8, "prompts": 8})
     assert run_files.read(run).accuracies() == {0: 0.125, 1: 0.25, 2: 0.375, 3: 0.5}
     train_again(run, 2)
     assert run_files.read(run).accuracies() == {0: 0.125}, "round 1 is sampled from policy 0, which is the same"
+
+
+def test_held_out_accuracies_of_another_number_of_prompts_are_not_on_the_curve(tmp_path: Path) -> None:
+    """`evaluation.each_round` may change during a run."""
+    run = finish_run(tmp_path / "run", configuration(rounds=4))
+    for number, prompts in enumerate((80, 80, 16, 16), 1):
+        measured = {"policy": number - 1, "accuracy": number / 8, "prompts": prompts}
+        write_json(run_files.held_out_of(run, number), measured)
+    assert run_files.read(run).accuracies() == {2: 0.375, 3: 0.5}
 
 
 def test_distance_and_benchmarks_of_another_policy_count_as_none(tmp_path: Path) -> None:
@@ -102,7 +111,7 @@ def test_files_of_rounds_are_read_again_only_after_they_have_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = finish_run(tmp_path / "run", configuration(rounds=4))
-    write_json(run_files.held_out_of(run, 2), {"policy": 1, "accuracy": 0.5})
+    write_json(run_files.held_out_of(run, 2), {"policy": 1, "accuracy": 0.5, "prompts": 8})
     log = write_log(run, "update/00003.log", "CUDA out of memory")
     of_run = run_files.read(run)
     assert of_run.accuracies() == {1: 0.5}
@@ -117,7 +126,7 @@ def test_files_of_rounds_are_read_again_only_after_they_have_changed(
     assert run_files.read(run).accuracies() == {1: 0.5}
     assert read == []
     write_json(run_files.metrics_of(run, 4), metrics_of(4) | {"reward": 0.875})
-    write_json(run_files.held_out_of(run, 2), {"policy": 1, "accuracy": 0.25})
+    write_json(run_files.held_out_of(run, 2), {"policy": 1, "accuracy": 0.25, "prompts": 8})
     log.write_text("all is well")
     of_run = run_files.read(run)
     assert of_run.rounds[-1]["reward"] == 0.875

@@ -183,7 +183,10 @@ def test_accuracies_on_different_prompts_are_not_subtracted(pair, tmp_path) -> N
     file = pair[1] / "evaluation" / "final" / "completions.parquet"
     table = tables.read(file, "completions")
     facts = {key: tables.footer(table)[key] for key in ("policy", "evaluated")}
-    tables.write(file, table.slice(SAMPLES), table.schema, "completions", **facts)
+    others = table.slice(SAMPLES)
+    tables.write(file, others, table.schema, "completions", **facts)
+    accuracy = float(np.mean(others["scores/answer"]))
+    edit(pair[1] / "summary.json", lambda summary: summary["final"].update(accuracy=accuracy, prompts=PROMPTS - 1))
     page, content = page_of(pair, tmp_path)
     assert content["runs"][1]["difference"] == {
         "value": None,
@@ -313,6 +316,12 @@ def more_rounds(folder: Path) -> None:
     (folder / "config.yaml").write_text(written.replace(f"rounds: {ROUNDS}", f"rounds: {ROUNDS + 5}"))
 
 
+def define_right_anew(folder: Path) -> None:
+    written = (folder / "config.yaml").read_text()
+    assert written.count("threshold: 1.0") == 1
+    (folder / "config.yaml").write_text(written.replace("threshold: 1.0", "threshold: 2.0"))
+
+
 def train_second_round_again(folder: Path) -> None:
     edit(folder / "rounds" / "00002" / "metrics.json", lambda metrics: metrics.update(num_completion_tokens=7))
 
@@ -324,6 +333,7 @@ def train_second_round_again(folder: Path) -> None:
         (remove("config.yaml"), ["demo-grpo: not the folder of a run", "config.yaml"]),
         (remove("summary.json"), ["demo-grpo/summary.json", "not finished", "snakemake --cores all --configfile"]),
         (more_rounds, ["demo-grpo/summary.json: its rounds is 40, but 45 is expected here", "snakemake"]),
+        (define_right_anew, ["demo-grpo/summary.json: 7", "but by the folder's config.yaml 0.0%; finish the run with"]),
         (train_second_round_again, ["demo-grpo/summary.json: of other rounds than those in the folder", "snakemake"]),
         (remove("rounds/00007/metrics.json"), ["rounds/00007/metrics.json: no such file"]),
         (remove("evaluation/final/completions.parquet"), ["evaluation/final/completions.parquet: no such table"]),

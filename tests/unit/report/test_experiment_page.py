@@ -82,8 +82,11 @@ def test_figures_are_those_of_the_runs(study) -> None:
     assert len(pairs) == 3
     assert pairs["same_50%", "plain"]["seeds"] == [0, 1, 3], "only seeds that both have"
     assert all(row["p_holm"] >= row["p"] for row in pairs.values())
-    means = {row["value"]: row["mean"] for row in summary["sensitivity"]}
-    assert means[0.1] == pytest.approx(better["mean"]["value"])
+    rows = {row["value"]: row for row in summary["sensitivity"]}
+    common = [0, 1, 3]
+    assert rows[0.1]["mean"] == pytest.approx(sum(accuracies[seed] for seed in common) / 3)
+    assert (rows[0.1]["arms"], rows[0.1]["seeds"]) == (1, common)
+    assert "Means over the seeds that all arms have finished: 0, 1, 3." in page_of(study)
 
 
 def test_each_reward_function_and_monitor_has_a_curve_where_there_are_several(study) -> None:
@@ -214,6 +217,15 @@ def test_an_arm_with_too_few_seeds_takes_no_interval_from_the_others(changed) ->
     assert "With fewer than 3 seeds there are no intervals" in latex
 
 
+def test_accuracies_of_each_round_on_different_numbers_of_problems_have_no_chart(changed) -> None:
+    for prompts, charts in ((8, 1), (16, 0)):
+        for run in changed.glob("*/[0-9]"):
+            count = prompts if run.parent.name == "better" else 8
+            measured = {"policy": 0, "accuracy": 0.5, "ci95": [0.2, 0.8], "prompts": count}
+            write_json(run / "rounds" / "00001" / "held_out.json", measured)
+        assert page_of(changed).count("Held-out accuracy, each round") == charts
+
+
 def test_arms_that_are_equally_good_end_best_together(changed) -> None:
     shutil.rmtree(changed / "same_50%")
     shutil.copytree(changed / "better", changed / "same_50%")
@@ -290,6 +302,7 @@ def test_arms_that_were_evaluated_differently_have_no_difference(changed, sectio
     assert (pairs["better", "plain"]["value"], pairs["better", "plain"]["p"]) == (None, None)
     assert pairs["same_50%", "plain"]["p"] is not None
     assert f"Not compared with plain: better ({reason})." in text
+    assert "Sensitivity" not in text
     assert "ends best" not in text
     assert "better & " in (changed / "experiment.tex").read_text(encoding="utf-8")
 

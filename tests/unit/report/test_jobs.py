@@ -20,8 +20,12 @@ def test_waiting_is_the_time_without_a_running_job(tmp_path: Path) -> None:
     gpu = "2026-11-01 00:00:00,000 INFO rloo.time: used 2 x NVIDIA H100\n"
     write(tmp_path, "rollout/00001-000", 0, 100, gpu, ", 360.00 s of CPU, 900 MB at most")
     write(tmp_path, "rollout/00001-001", 50, 100, gpu, ", 180.00 s of CPU, 800 MB at most")
-    write(tmp_path, "update/00001", 300, 100)
+    line = "2026-11-01 00:00:00,000 INFO rloo.time: rank {}: {} MB at most\n"
+    ranks = line.format(0, 950) + line.format(1, 970)
+    write(tmp_path, "update/00001", 300, 100, ranks, ", 9.00 s of CPU, 100 MB at most")
     write(tmp_path, "update/00002", 9000, 100)
+    write(tmp_path, "report", 400, 100)
+    write(tmp_path, "report_so_far/00001", 350, 100)
     for place, measured in (
         ("update/00001", "2048.5\t360"),
         ("rollout/00001-000", "9.5\t0.1"),
@@ -35,7 +39,8 @@ def test_waiting_is_the_time_without_a_running_job(tmp_path: Path) -> None:
     rollout, update = costs(jobs)
     assert (rollout.stage, rollout.jobs, rollout.seconds, rollout.cpu_hours) == ("rollout", 2, 200.0, 0.15)
     assert rollout.gpu_hours == pytest.approx(400 / 3600)
-    assert (update.cpu_hours, update.memory_mb, update.gpu_hours) == (0.1, 2048.5, 0.0)
+    assert (update.cpu_hours, update.memory_mb, update.gpu_hours) == (0.1, 970, 0.0)
+    assert rollout.memory_mb == 900
 
 
 def test_logs_that_are_named_by_shard_or_seed_are_of_no_round(tmp_path: Path) -> None:

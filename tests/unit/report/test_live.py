@@ -217,7 +217,7 @@ def test_held_out_accuracy_is_a_curve_where_it_was_measured(tmp_path) -> None:
     assert "held-out accuracy" not in shown(run)
     for number, accuracy in ((1, 0.25), (2, 0.5), (4, 0.75)):
         file = run / "rounds" / f"{number:05d}" / "held_out.json"
-        write_json(file, {"policy": number - 1, "accuracy": accuracy})
+        write_json(file, {"policy": number - 1, "accuracy": accuracy, "prompts": 8})
     evaluation = {"accuracy": 0.125, "evaluated": "warmstart", "policy": "p"}
     write_json(run / "evaluation" / "warmstart" / "summary.json", evaluation)
     [line] = [line for line in shown(run).splitlines() if line.startswith("held-out accuracy")]
@@ -464,7 +464,7 @@ def write_curves(folder: Path, rewards: list[float], planned: int = 8) -> Path:
     write_config(folder, Config(**mini(rounds=planned)))
     for number, reward in enumerate(rewards, 1):
         write_json(folder / "rounds" / f"{number:05d}" / "metrics.json", {"round": number, "reward": reward})
-        held_out = {"policy": number - 1, "accuracy": reward / 2}
+        held_out = {"policy": number - 1, "accuracy": reward / 2, "prompts": 8}
         write_json(folder / "rounds" / f"{number:05d}" / "held_out.json", held_out)
     return folder
 
@@ -476,7 +476,7 @@ def test_several_runs_are_laid_over_each_other(tmp_path) -> None:
     assert max(map(len, lines)) <= 80
     table = [line.split() for line in lines[1:3]]
     assert table == [["A", "slow", "3", "of", "8", "0.300", "15.0%"], ["B", "fast", "4", "of", "8", "0.900", "45.0%"]]
-    reward = lines[lines.index("reward") + 1 : lines.index("held-out") - 2]
+    reward = lines[lines.index("reward") + 1 : lines.index("held-out accuracy, each run on its own problems") - 2]
     assert reward[0].replace(" ", "") == "0.9│BB"
     assert reward[-1].strip().startswith("0.1 │B"), "where curves meet, the later one is drawn"
     assert sum(line.count("A") for line in reward) == 2
@@ -508,7 +508,8 @@ def test_what_a_run_has_written_since_is_read(tmp_path) -> None:
     measured = LiveRun.of_call(run_files.read(run).config, run)
     write_run(run, 6)
     for number in range(1, 7):
-        write_json(run / "rounds" / f"{number:05d}" / "held_out.json", {"policy": number - 1, "accuracy": number / 8})
+        held_out = {"policy": number - 1, "accuracy": number / 8, "prompts": 8}
+        write_json(run / "rounds" / f"{number:05d}" / "held_out.json", held_out)
     measured.read()
     assert [row.held_out for row in measured.rows(99)] == [number / 8 for number in range(1, 7)] + [None]
     train_again(run, 2)

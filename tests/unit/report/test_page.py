@@ -5,6 +5,7 @@ import re
 import shutil
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from synthetic_runs import (
@@ -257,12 +258,15 @@ def test_benchmarks_are_shown_next_to_the_held_out_prompts(tmp_path: Path) -> No
     run = make_run(tmp_path / "run", config)
     for name, value in (("warmstart", 0.125), ("final", 0.625)):
         results = {"gsm8k": {"alias": "gsm8k", "exact_match,strict": value, "exact_match_stderr,strict": 0.03125}}
+        results["wiki"] = {"word_perplexity,none": 8.0, "word_perplexity_stderr,none": "N/A"}
         counts = {"n-shot": {"gsm8k": 5}, "n-samples": {"gsm8k": {"original": 1319, "effective": 1319}}}
+        counts["higher_is_better"] = {"gsm8k": {"exact_match": True}, "wiki": {"word_perplexity": False}}
         harness_json = {"policy": name * 8, "lm_eval": "0.4.13", "results": results, **counts}
         write_json(run / "evaluation" / name / "harness.json", harness_json)
     text = page_words(run, config)
     assert "by lm-eval 0.4.13" in text
-    assert "5 examples, 1319 problems" in text
+    assert "5 examples, 1319 problems0.125 ± 0.0312" in text
+    assert "wiki word_perplexity, – examples, – problems; lower is better8 ± –" in text
     assert "0.125 ± 0.0312" in text
     assert "0.625 ± 0.0312" in text
 
@@ -301,8 +305,7 @@ def test_a_run_in_flight_has_the_same_page_with_what_is_there(tmp_path: Path, co
     shutil.rmtree(run / "rounds" / f"{ROUNDS:05d}")
     (run / "rounds" / f"{ROUNDS:05d}").mkdir()
     for number in range(1, ROUNDS + 1):
-        summary = {"policy": number - 1, "accuracy": number / 50, "ci95": [0.0, number / 40], "prompts": 76}
-        write_json(run / "rounds" / f"{number:05d}" / "held_out.json", summary)
+        write_json(run / "rounds" / f"{number:05d}" / "held_out.json", held_out_of(number, 76))
     output = run / "pages" / "00039.json"
     report_so_far(config, run, output)
     assert read_json(output) == {"round": ROUNDS - 1, "versions": versions()}
@@ -318,6 +321,48 @@ def test_a_run_in_flight_has_the_same_page_with_what_is_there(tmp_path: Path, co
     assert [value for value in sampled["y"] if value is not None] == sampled["y"][:1], "only the warm start"
     assert len(greedy["y"]) == ROUNDS
     assert max(value for value in band["y"] if value is not None) == 1.0
+
+
+def held_out_of(number: int, prompts: int) -> dict[str, Any]:
+    """held_out.json of a round."""
+    facts = {"policy": number - 1, "accuracy": number / 50, "ci95": [0.0, number / 40]}
+    return facts | {"prompts": prompts, "num_completion_tokens": 10 * prompts}
+
+
+def test_tokens_of_evaluations_include_those_beside_rollouts_and_the_curve_has_one_number_of_problems(
+    tmp_path: Path, config: Config
+) -> None:
+    run = make_run(tmp_path / "run", config)
+    before = summarize_run(config, run)["tokens"]["evaluation"]
+    for number in range(1, ROUNDS + 1):
+        file = run / "rounds" / f"{number:05d}" / "held_out.json"
+        write_json(file, held_out_of(number, 76 if number < ROUNDS - 1 else 20))
+    summary = summarize_run(config, run)
+    assert summary["tokens"]["evaluation"] - before == 10 * ((ROUNDS - 2) * 76 + 2 * 20)
+    page = render(config, run, summary)
+    assert f"Held-out accuracies of {ROUNDS - 2} earlier rounds are left out" in Reader(page).words
+    figures = json.loads(page.split('id="figures">')[1].split("</script>")[0])
+    assert [value for value in figures["plot-1"]["data"][-1]["y"] if value is not None] == [39 / 50, 40 / 50]
+    assert "of the answers of policy 39 to the first 20" not in Reader(page).words
+
+
+def test_answers_without_a_score_of_the_deciding_reward_count_as_wrong_and_are_named(tmp_path: Path) -> None:
+    config = configuration(rounds=1).only("report")
+    run = make_run(tmp_path / "run", config)
+    assert "without a score of answer" not in page_words(run, config)
+    folder = run / "evaluation" / "final"
+    table = tables.read(folder / "completions.parquet", "completions")
+    rows = table.to_pylist()
+    for row in rows[:30]:
+        row |= {"scores/answer": None, "reward": None}
+    about = {"policy": "final" * 8, "evaluated": "final"}
+    tables.write(folder / "completions.parquet", rows, table.schema, "completions", **about)
+    table = tables.read(folder / "completions.parquet", "completions")
+    summary = read_json(folder / "summary.json") | summarize_evaluation(config, table)
+    assert summary["unscored"] == 30
+    assert summary["accuracy"] == sum(row["scores/answer"] == 1 for row in rows) / len(rows)
+    write_json(folder / "summary.json", summary)
+    assert f"without a score of answer count as wrong0.0%{30 / len(rows):.1%}" in page_words(run, config)
 
 
 def test_a_page_of_a_run_in_flight_replaces_no_last_page_and_ends_no_run(tmp_path: Path, config: Config) -> None:

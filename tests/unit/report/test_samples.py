@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from helpers import write_prompts
-from synthetic_runs import configuration
+from synthetic_runs import configuration, make_run
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.data.tool_template import answer_messages, call_message
@@ -73,6 +73,17 @@ def test_the_tokens_of_an_episode_are_those_that_the_model_sampled() -> None:
     scores = dict.fromkeys(("scores/answer", "scores/worked", "reward"), 1.0)
     [shown] = _completions(configuration(), pa.Table.from_pylist([row | scores | {"finish_reason": "stop"}]))
     assert shown.tokens == 1
+
+
+def test_a_completion_that_is_left_out_of_the_loss_is_shown_without_an_advantage(tmp_path) -> None:
+    """With `keep_truncated_in_baseline` its row has one, which changes nothing."""
+    config = configuration(rounds=1).only("report")
+    run = make_run(tmp_path / "run", config)
+    file = run / "rounds" / "00001" / "train.parquet"
+    rows = [row | {"masked": row["sample"] == 0} for row in tables.read(file, "train").to_pylist()]
+    tables.write(file, rows, tables.TRAIN, "train", round=1)
+    for group in groups(config, run, 1):
+        assert [completion.advantage is None for completion in group.completions] == [True, False, False, False]
 
 
 def test_half_of_the_groups_come_by_chance_and_the_others_show_rare_right_answers_and_the_lowest_advantage() -> None:

@@ -60,7 +60,21 @@ def test_the_cost_of_a_stage_on_a_worker_is_that_of_the_worker(tmp_path) -> None
     assert 0.2 <= (job.cpu_seconds or 0) < 0.6, "and nothing of the stages before"
     assert 90 <= (job.memory_mb or 0) < 200
     benchmark.write_text("s\tmax_rss\tcpu_time\n3\t5000\t70\n")  # ranks that it started
-    assert [(job.cpu_seconds, job.memory_mb) for job in jobs_of(run, 1)] == [(70, 5000)]
+    assert [(again.cpu_seconds, again.memory_mb) for again in jobs_of(run, 1)] == [(70, job.memory_mb)]
+
+
+def test_peak_memory_is_that_of_the_largest_rank(tmp_path) -> None:
+    log = tmp_path / "run" / "logs" / "update" / "00001.log"
+    code = "from rloo_pipeline.runtime import cost, environment, gpu_claims; environment.prepare(None); "
+    code += "held = b'x' * 60_000_000; cost.end()"
+    subprocess.run([sys.executable, "-c", STAGE.format(log=str(log), statement="pass")], check=True)
+    [alone] = jobs_of(tmp_path / "run", 1)
+    with log.open("a") as shared:
+        rank = os.environ | {"RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
+        subprocess.run([sys.executable, "-c", code], check=True, env=rank, stderr=shared)
+    [with_rank] = jobs_of(tmp_path / "run", 1)
+    assert 55 <= (with_rank.memory_mb or 0) - (alone.memory_mb or 0) < 90
+    assert with_rank.cpu_seconds == alone.cpu_seconds
 
 
 def driver(folder: Path, output: str) -> dict[str, str]:
