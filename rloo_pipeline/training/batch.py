@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rloo_pipeline import import_string
 from rloo_pipeline.algorithm import kl, nan_stats, shaping, token_choice
-from rloo_pipeline.algorithm.advantages import Estimator, has_batch_baseline
+from rloo_pipeline.algorithm.advantages import Estimator, enlarges_penalties, has_batch_baseline
 from rloo_pipeline.config import JSON, Algorithm, Rollout, estimator
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training.selection import ScoresByFunction, select
@@ -113,8 +113,7 @@ def make_batch(
         The batch, and the state with this round's rewards in its moments.
 
     Raises:
-        UserError: the estimator needs scores of 0 and 1, but there are others; or groups of equal scores have
-            advantages but the configuration drops them.
+        UserError: the estimator needs scores of 0 and 1, but there are others; or see `check_keys_of_estimator`.
     """
     masked, excluded, _ = select(algorithm, rollout.num_generations, completions.scores, completions.truncated)
     beta = algorithm.beta if state.beta is None else state.beta
@@ -133,13 +132,7 @@ def make_batch(
     function = load_estimator(algorithm)
     if function.of_success:
         _check_success(algorithm, scores)
-    if (algorithm.filter_zero_variance or rollout.oversample > 1) and has_batch_baseline(
-        function.formula, rollout.num_generations
-    ):
-        raise UserError(
-            f"algorithm.advantage: {algorithm.advantage} gives groups of equal scores a signal too, so none may be "
-            "left out; set algorithm.filter_zero_variance: false and rollout.oversample: 1"
-        )
+    check_keys_of_estimator(algorithm, rollout, function)
     grouped, *plain = (values.view(-1, rollout.num_generations) for values in (penalised, scores, unpenalised))
     advantages = torch.where(grouped.isnan(), torch.nan, function.formula(grouped)).flatten()
     if token_kl is not None and algorithm.kl.placement == "token_reward":
@@ -221,17 +214,57 @@ def _kl_to_teacher(completions: RoundTensors, masked: Tensor) -> Float64[Tensor,
 
 
 def load_estimator(algorithm: Algorithm) -> Estimator:
-    """Returns the estimator. A user's own raises UserError if it does not return one advantage per completion."""
+    """Returns the estimator. A user's own raises UserError if it does not return a finite advantage for each completion
+    that has something to compare with.
+    """
     function = import_string.load(estimator(algorithm.advantage))
-    if isinstance(function, Estimator):
+    if ":" not in algorithm.advantage:
+        assert isinstance(function, Estimator)
         return function
+    own = function if isinstance(function, Estimator) else Estimator(function)
 
     def checked(rewards: Tensor) -> Tensor:
         call = f"algorithm.advantage: {algorithm.advantage}"
-        advantages = function(rewards.clone())  # it may change its argument
-        return of_shape(advantages, rewards, call, "rewards", "[prompts, K]")
+        advantages = own.formula(rewards.clone())  # it may change its argument
+        advantages = of_shape(advantages, rewards, call, "rewards", "[prompts, K]").double()
+        if bool((advantages.abs() >= torch.finfo(torch.float32).max).any()):
+            raise UserError(
+                f"{call} returns infinite advantages for finite rewards; add a small number to what it divides by"
+            )
+        differs = (nan_stats.centred(rewards).abs() > nan_stats.rounding(rewards)).any(-1, keepdim=True)
+        if bool((advantages.isnan() & ~rewards.isnan() & differs).any()):
+            raise UserError(
+                f"{call} returns NaN for a completion with a reward, in a group whose rewards differ; completions "
+                "without a reward have NaN, so take nanmean or nanmedian, or return 0 for what is not to count"
+            )
+        return advantages
 
-    return Estimator(checked)
+    return Estimator(checked, own.whitened, own.of_success)
+
+
+def check_keys_of_estimator(algorithm: Algorithm, rollout: Rollout, function: Estimator) -> None:
+    """Checks that the estimator can be used with other keys. For those of this package, the configuration does so.
+
+    Raises:
+        UserError: groups of equal scores have advantages, but the configuration drops them; or the estimator makes
+            large advantages of small penalties in a group of equal scores.
+    """
+    filters, length = algorithm.filter_zero_variance, algorithm.response_length
+    if (filters or rollout.oversample > 1) and has_batch_baseline(function.formula, rollout.num_generations):
+        raise UserError(
+            f"algorithm.advantage: {algorithm.advantage} gives groups of equal scores a signal too, so none may be "
+            "left out; set algorithm.filter_zero_variance: false and rollout.oversample: 1"
+        )
+    cure = None
+    if algorithm.beta and algorithm.kl.placement == "reward":
+        cure = "algorithm.kl.placement: loss with kl.estimator: k3"
+    elif length.overlong_cache is not None or length.target is not None:
+        cure = "no algorithm.response_length"
+    if cure and not filters and enlarges_penalties(function.formula, rollout.num_generations):
+        raise UserError(
+            f"algorithm.advantage: {algorithm.advantage} makes a penalty of 1e-6 as large as a wrong answer in a group "
+            f"of equal scores, as if it divided by their spread; set algorithm.filter_zero_variance: true, or {cure}"
+        )
 
 
 def of_shape(returned: object, argument: Tensor, call: str, kind: str, dimensions: str) -> Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rloo_pipeline.before_run import model_trial
-from rloo_pipeline.config import Algorithm
+from rloo_pipeline.config import Algorithm, Rollout
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training.batch import load_estimator
 from rloo_pipeline.training.objective import own_loss
@@ -17,6 +17,8 @@ def vespo(logps, old_logps, advantages, mask):
     return -(3 + 2 * weight.log() - 3 * weight).exp() * advantages * logps
 def reinforce(logps, old_logps, advantages, mask):
     return -advantages * logps
+def of_uncertain_tokens(logps, old_logps, advantages, mask, entropies):
+    return -advantages * logps * (entropies > 1)
 """
 BAD = {
     "returned (4,) for log-probs (4, 5)": "return (advantages * logps).sum(-1)",
@@ -36,14 +38,16 @@ def findings(folder, text, name):
 
 
 def tried(**keys):
-    return list(model_trial.own_functions(SimpleNamespace(config=SimpleNamespace(algorithm=Algorithm(**keys)))))
+    config = SimpleNamespace(algorithm=Algorithm(**keys), rollout=Rollout())
+    return list(model_trial.own_functions(SimpleNamespace(config=config)))
 
 
 def test_a_gradient_that_is_the_derivative_is_proven_and_a_detached_factor_is_a_note(tmp_path) -> None:
-    [proven] = findings(tmp_path, GOOD, "reinforce")
-    assert proven.ok
-    assert "is the derivative of its value" in proven.message
-    assert not proven.note
+    for name in ("reinforce", "of_uncertain_tokens"):
+        [proven] = findings(tmp_path, GOOD, name)
+        assert proven.ok
+        assert "is the derivative of its value" in proven.message
+        assert not proven.note
     [note] = findings(tmp_path, GOOD, "vespo")
     assert note.ok
     assert note.note
@@ -64,11 +68,16 @@ def test_a_wrong_loss_is_refused_in_one_sentence(message, tmp_path) -> None:
         ("rewards - rewards.nanmean(1, keepdim=True)", ": an advantage for each completion"),
         ("rewards.nanmean(1, keepdim=True)", "returned (3, 1) for rewards (3, 4)"),
         ("1 / (rewards - rewards[:, :1])", "infinite advantages"),
+        ("rewards - rewards.mean(1, keepdim=True)", "NaN for a completion with a reward, in a group whose rewards"),
+        ("rewards * (calls.append(1) or len(calls))", "other advantages when it is called again"),
+        ("centred(rewards) / (std(rewards) + 1e-4)", "makes a penalty of 1e-6 as large as a wrong answer"),
+        ("rewards.argsort(1).double()", "makes a penalty of 1e-6 as large as a wrong answer"),
         ("rewards @ rewards", "raised RuntimeError"),
     ],
 )
 def test_an_estimator_is_called_with_missing_and_with_equal_rewards(result, message, tmp_path) -> None:
-    (tmp_path / "mine.py").write_text(f"def mine(rewards):\n    return {result}\n")
+    imports = "from rloo_pipeline.algorithm.nan_stats import centred, std\ncalls = []\n"
+    (tmp_path / "mine.py").write_text(f"{imports}def mine(rewards):\n    return {result}\n")
     [finding] = tried(advantage=f"{tmp_path}/mine.py:mine")
     assert message in finding.message
     assert finding.ok == message.startswith(":")
@@ -98,3 +107,12 @@ def test_a_step_refuses_a_loss_of_another_shape_or_without_a_gradient(result, me
     values = torch.zeros(2, 3, requires_grad=True)
     with pytest.raises(UserError, match=message):
         own_loss(f"{tmp_path}/mine.py:mine")(values, values, values, values.bool())
+
+
+def test_penalties_do_not_decide_where_groups_of_equal_scores_are_dropped_or_have_none(tmp_path) -> None:
+    text = "def mine(rewards):\n    return nan_stats.centred(rewards) / (nan_stats.std(rewards) + 1e-4)\n"
+    (tmp_path / "mine.py").write_text(f"from rloo_pipeline.algorithm import nan_stats\n{text}")
+    name, length = f"{tmp_path}/mine.py:mine", {"target": 9}
+    refused = [{}, {"beta": 0, "response_length": length}]
+    accepted = [{"beta": 0}, {"kl": {"placement": "loss"}}, {"filter_zero_variance": True, "response_length": length}]
+    assert [tried(advantage=name, **keys)[0].ok for keys in refused + accepted] == [False] * 2 + [True] * 3
