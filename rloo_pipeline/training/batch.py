@@ -10,6 +10,7 @@ Advantages are computed over the whole round, before it is split into optimizer 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from rloo_pipeline import import_string
 from rloo_pipeline.algorithm import kl, nan_stats, shaping, token_choice
 from rloo_pipeline.algorithm.advantages import Estimator, enlarges_penalties, has_batch_baseline
 from rloo_pipeline.config import JSON, Algorithm, Rollout, estimator
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.training.selection import ScoresByFunction, select
 
 
@@ -225,8 +226,9 @@ def load_estimator(algorithm: Algorithm) -> Estimator:
 
     def checked(rewards: Tensor) -> Tensor:
         call = f"algorithm.advantage: {algorithm.advantage}"
-        advantages = own.formula(rewards.clone())  # it may change its argument
-        advantages = of_shape(advantages, rewards, call, "rewards", "[prompts, K]").double()
+        own_rewards = rewards.clone()  # the function may change them
+        returned = call_own("advantage", algorithm.advantage, own.formula, own_rewards)
+        advantages = of_shape(returned, rewards, call, "rewards", "[prompts, K]").double()
         if bool((advantages.abs() >= torch.finfo(torch.float32).max).any()):
             raise UserError(
                 f"{call} returns infinite advantages for finite rewards; add a small number to what it divides by"
@@ -265,6 +267,22 @@ def check_keys_of_estimator(algorithm: Algorithm, rollout: Rollout, function: Es
             f"algorithm.advantage: {algorithm.advantage} makes a penalty of 1e-6 as large as a wrong answer in a group "
             f"of equal scores, as if it divided by their spread; set algorithm.filter_zero_variance: true, or {cure}"
         )
+
+
+def call_own(key: str, reference: str, function: Callable[..., object], *arguments: Tensor, **named: Tensor) -> object:
+    """Calls a user's function that a key of `algorithm` names.
+
+    Raises:
+        UserError: the function raised an exception; the message has the line in the user's file.
+    """
+    try:
+        return function(*arguments, **named)
+    except (UserError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        message = one_line(f"{type(error).__name__}: {error}", 200)
+        where = import_string.error_location(error, reference)
+        raise UserError(f"algorithm.{key}: {reference} raised {message}{where}; correct it") from error
 
 
 def of_shape(returned: object, argument: Tensor, call: str, kind: str, dimensions: str) -> Tensor:

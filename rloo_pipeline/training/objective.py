@@ -24,7 +24,7 @@ from rloo_pipeline.algorithm.mismatch import Rejection
 from rloo_pipeline.config.algorithm import Algorithm, Clip
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices
-from rloo_pipeline.training.batch import Batch, of_shape
+from rloo_pipeline.training.batch import Batch, call_own, of_shape
 from rloo_pipeline.user_code.reward_call import signature_of
 
 
@@ -215,8 +215,8 @@ def own_loss(name: str) -> Callable[..., Tensor]:
     def checked(logps: Tensor, *others: Tensor, **named: Tensor) -> Tensor:
         arguments = (values.clone() for values in (logps, *others))  # it may change them
         wanted = {key: named[key].clone() for key in signature.takes(named)}
-        loss = function(*arguments, **wanted)
-        loss = of_shape(loss, logps, f"algorithm.loss: {name}", "log-probs", "[completions, tokens]")
+        returned = call_own("loss", name, function, *arguments, **wanted)
+        loss = of_shape(returned, logps, f"algorithm.loss: {name}", "log-probs", "[completions, tokens]")
         if logps.requires_grad and not loss.requires_grad:
             raise UserError(
                 f"algorithm.loss: {name} does not depend on logps, so nothing is learned; do not detach them"

@@ -28,6 +28,7 @@ BAD = {
     "changes the loss of others": "return -advantages * (logps - logps.mean())",
     "a token outside the mask": "return -advantages * logps * (logps - old_logps).sum(-1, keepdim=True).exp()",
     "raised RuntimeError": "return logps @ logps",
+    "(mine.py, line 2); correct it": "return logps @ logps",
 }
 
 
@@ -100,7 +101,11 @@ def test_functions_that_change_their_arguments_change_nothing_else(tmp_path) -> 
 
 @pytest.mark.parametrize(
     ("result", "message"),
-    [("logps.sum()", r"returned \(\) for log-probs \(2, 3\)"), ("logps.detach()", "does not depend on logps")],
+    [
+        ("logps.sum()", r"returned \(\) for log-probs \(2, 3\)"),
+        ("logps.detach()", "does not depend on logps"),
+        ("logps.clamp(0.8, logps)", r"mine raised TypeError: .* \(mine.py, line 2\); correct it"),
+    ],
 )
 def test_a_step_refuses_a_loss_of_another_shape_or_without_a_gradient(result, message, tmp_path) -> None:
     (tmp_path / "mine.py").write_text(f"def mine(logps, *_):\n    return {result}\n")

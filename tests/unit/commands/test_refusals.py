@@ -481,6 +481,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "stages.teacher": STAGES_FILE,
     "stages.track": "about a finished run",
     "training.batch": SAMPLED,
+    "training.batch.call_own": "tests/unit/before_run/test_loss_trial.py",
     "training.batch.check_keys_of_estimator": "tests/unit/before_run/test_loss_trial.py",
     "training.batch.load_estimator": "tests/unit/before_run/test_loss_trial.py",
     "training.batch.of_shape": "tests/unit/before_run/test_loss_trial.py",
