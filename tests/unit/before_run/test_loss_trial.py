@@ -1,10 +1,14 @@
 """`rloo check` tries the user's loss in float64 (shapes, gradient, that completions do not mix), and estimator."""
 
+import json
+import re
 from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers import ROOT
 
+from rloo_pipeline import import_string
 from rloo_pipeline.before_run import model_trial
 from rloo_pipeline.config import Algorithm, Rollout
 from rloo_pipeline.errors import UserError
@@ -121,3 +125,30 @@ def test_penalties_do_not_decide_where_groups_of_equal_scores_are_dropped_or_hav
     refused = [{}, {"beta": 0, "response_length": length}]
     accepted = [{"beta": 0}, {"kl": {"placement": "loss"}}, {"filter_zero_variance": True, "response_length": length}]
     assert [tried(advantage=name, **keys)[0].ok for keys in refused + accepted] == [False] * 2 + [True] * 3
+
+
+def test_the_functions_on_the_page_of_ideas_do_what_it_says(tmp_path, monkeypatch) -> None:
+    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "ideas.md").read_text(), re.DOTALL)
+    (tmp_path / "my_ideas.py").write_text(code)
+    for name in ("easy", "hard"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"from": name}) + "\n" for _ in range(30)))
+    monkeypatch.chdir(tmp_path)
+    keys = {"advantage": "my_ideas.py:median", "loss": "my_ideas.py:early", "importance_sampling_level": "token"}
+    assert [finding.ok for finding in tried(**keys)] == [True, True]
+    rows = import_string.load("my_ideas.py:two_sources")(rounds=3, prompts=10)
+    hard = [row["from"] == "hard" for row in rows]
+    assert [sum(hard[start : start + 10]) for start in (0, 10, 20)] == [0, 5, 10]
+
+
+def test_the_bonus_on_the_page_of_ideas_has_the_gradient_of_the_entropy() -> None:
+    """Means over the policy's own samples, computed exactly over all tokens."""
+    logits = torch.randn(6, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    logps = logits.log_softmax(0)
+
+    def mean_gradient(term: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad((logps.detach().exp() * term).sum(), logits, retain_graph=True)[0]
+
+    [of_entropy] = torch.autograd.grad(-(logps.exp() * logps).sum(), logits, retain_graph=True)
+    torch.testing.assert_close(mean_gradient(logps.detach() * logps), -of_entropy)
+    torch.testing.assert_close(mean_gradient(logps * logps), -2 * of_entropy)
+    torch.testing.assert_close(mean_gradient(logps), torch.zeros_like(of_entropy))
