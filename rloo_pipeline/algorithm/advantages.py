@@ -74,6 +74,16 @@ def has_batch_baseline(formula: Formula, samples: int) -> bool:
     return bool(formula(equal).nan_to_num(0.0).any())
 
 
+def enlarges_penalties(formula: Formula, samples: int) -> bool:
+    """True if a penalty of 1e-6 in a group of `samples` equal rewards changes advantages by more than 1e-3, as it does
+    if the formula divides by the spread of the group, or ranks. A second group keeps the spread of the batch ordinary.
+    """
+    rewards = torch.ones((2, samples), dtype=torch.float64)
+    rewards[0, 0], rewards[1, 0] = 1 - 1e-6, 0.0
+    advantages = formula(rewards)[0].nan_to_num(0.0)
+    return bool(advantages.max() - advantages.min() > 1e-3)
+
+
 def of_success(formula: Formula) -> Estimator:
     """Marks an estimator that is defined for rewards of 0 and 1 only; other rewards are an error."""
     return Estimator(formula, of_success=True)

@@ -6,12 +6,11 @@ from pathlib import Path
 from torch import Tensor
 
 from rloo_pipeline import import_string
-from rloo_pipeline.algorithm.loss import OwnLoss
 from rloo_pipeline.artifacts import model_files
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import model_inputs, node_checks
 from rloo_pipeline.before_run.findings import Finding, RunInputs, problems_of
-from rloo_pipeline.config import Algorithm, distillation
+from rloo_pipeline.config import Algorithm, Rollout, distillation
 from rloo_pipeline.data import building
 from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.rollout import engine_arguments
@@ -176,7 +175,7 @@ def own_functions(inputs: RunInputs) -> Iterator[Finding]:
 
         yield from _tried("loss", loss, lambda: try_loss(loss, objective.own_loss(loss)))
     if ":" in algorithm.advantage:
-        yield from _tried("advantage", algorithm.advantage, lambda: try_estimator(algorithm))
+        yield from _tried("advantage", algorithm.advantage, lambda: try_estimator(algorithm, inputs.config.rollout))
 
 
 def _tried(key: str, name: str, trial: Callable[[], str]) -> Iterator[Finding]:
@@ -192,7 +191,7 @@ def _tried(key: str, name: str, trial: Callable[[], str]) -> Iterator[Finding]:
     yield from problems
 
 
-def try_estimator(algorithm: Algorithm) -> str:
+def try_estimator(algorithm: Algorithm, rollout: Rollout) -> str:
     """Calls the estimator with the rewards of three prompts; one group has a missing reward, and in another all are
     equal.
 
@@ -200,26 +199,27 @@ def try_estimator(algorithm: Algorithm) -> str:
         A sentence about its advantages.
 
     Raises:
-        UserError: they differ in shape from the rewards, or are infinite.
+        UserError: they are not finite or differ in shape from the rewards, a second call gives others, or the
+            configuration uses the estimator with keys that it does not allow.
     """
     import torch
 
-    from rloo_pipeline.training.batch import load_estimator
+    from rloo_pipeline.training.batch import check_keys_of_estimator, load_estimator
 
     function = load_estimator(algorithm)
     rewards = torch.rand((3, 4), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rewards = rewards.round() if function.of_success else rewards
     rewards[0, 1], rewards[2] = torch.nan, 1.0
-    advantages = function(rewards)
-    if not bool((advantages.abs() < torch.finfo(torch.float32).max).all()):
+    if not torch.equal(function(rewards), function(rewards)):
         raise UserError(
-            f"algorithm.advantage: {algorithm.advantage} returns infinite advantages for ordinary rewards or for equal "
-            "ones; correct it"
+            f"algorithm.advantage: {algorithm.advantage} returns other advantages when it is called again with the "
+            "same rewards; let it depend on them alone, since jobs run again and in new processes"
         )
+    check_keys_of_estimator(algorithm, rollout, function)
     return "an advantage for each completion"
 
 
-def try_loss(name: str, function: OwnLoss) -> str:
+def try_loss(name: str, function: Callable[..., Tensor]) -> str:
     """Calls the loss with random numbers.
 
     Returns:
@@ -234,10 +234,11 @@ def try_loss(name: str, function: OwnLoss) -> str:
     draw = torch.Generator().manual_seed(0)
     logps, old = -torch.rand((2, 4, 5), generator=draw, dtype=torch.float64) * 3
     advantages = torch.randn((4, 1), generator=draw, dtype=torch.float64).expand(4, 5)
+    entropies = torch.rand((4, 5), generator=draw, dtype=torch.float64) * 3
     mask = torch.arange(5) < torch.tensor([[5], [2], [4], [1]])
 
     def loss(values: Tensor, rows: slice = slice(None)) -> Tensor:
-        result = function(values[rows], old[rows], advantages[rows], mask[rows])
+        result = function(values[rows], old[rows], advantages[rows], mask[rows], entropies=entropies[rows])
         return torch.where(mask[rows], result, 0.0)
 
     leaf = logps.clone().requires_grad_()

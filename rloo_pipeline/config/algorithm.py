@@ -67,7 +67,7 @@ class Algorithm(Section):
     """
     advantage: Annotated[str, AfterValidator(check_estimator)] = "rloo"
     """Advantage estimator: the name of a function in `rloo_pipeline/algorithm/advantages.py`, or your own as
-    `module:function` or `file.py:function`.
+    `module:function` or `file.py:function`. See docs/ideas.md.
     """
     normalize_advantages: bool = False
     """Standardize the advantages of a round: subtract their mean and divide by their standard deviation."""
@@ -110,6 +110,7 @@ class Algorithm(Section):
     loss: Reference | None = None
     """Your own loss instead of `clip`, as `module:function` or `file.py:function`. It is called as `f(logps, old_logps,
     advantages, mask)` with tensors [completions, tokens] and returns the loss of each token. Each token is an action.
+    See docs/ideas.md.
     """
     epsilon: float = Field(0.2, gt=0)
     """Clip range of the ratio: the lower bound is 1 − epsilon, and the upper bound 1 + epsilon unless `epsilon_high` is

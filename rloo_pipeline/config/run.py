@@ -28,7 +28,7 @@ TABLE_COLUMNS = (
 names.
 """
 
-ADDED_KEYS: Mapping[str, object] = {}
+ADDED_KEYS: Mapping[str, object] = {"dataset.shuffle_dataset": True}
 """Paths of keys that were added since the last release, and their defaults."""
 
 

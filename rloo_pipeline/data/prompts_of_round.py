@@ -1,4 +1,5 @@
-"""Chooses the training prompts of a round: all in epochs, some of them, or drawn by the policy's uncertainty.
+"""Chooses the training prompts of a round: all in epochs, shuffled or in order, some of them, or drawn by the policy's
+uncertainty.
 
 With `dataset.select.weights` a round draws its prompts without replacement, with weights of E[p(1 − p)], the expected
 variance of a reward of 0 or 1 (Foster et al. 2025, arXiv 2502.12272, draw by p(1 − p)). The chance p that a completion
@@ -63,6 +64,10 @@ def prompts_of_round(
         if len(rows) < count:
             rates = [first[prompt_id].pass_rate for prompt_id in ids]
             raise UserError(_too_few(select.pass_rate, rates, len(rows), count))
+    if not config.dataset.shuffle_dataset:
+        start = (round_ - 1) * count % len(rows)
+        in_order = rows[start:] + rows[:start]
+        return RoundPrompts(in_order[:count], in_order[count:])
     seed = derive(config.seed, "prompts")
     if select is None or select.weights == "none":
         indices = rows_of_round(len(rows), count, round_, seed)
@@ -186,7 +191,7 @@ def expected_lengths(
     """Mean tokens of each prompt's completions when it was last sampled, by prompt_id; unsampled prompts are left out.
 
     Only rounds that the sampling policy was trained on count, since others may be in flight. With `dataset.select`
-    nothing is known, since it has no epochs.
+    or without `dataset.shuffle_dataset` nothing is known, since rounds are not those of shuffled epochs.
 
     Args:
         config: configuration of the stage `rollout`.
@@ -195,7 +200,7 @@ def expected_lengths(
         round_: number of the round that samples, from 1.
         rounds: folder of the rounds.
     """
-    if config.dataset.select is not None:
+    if config.dataset.select is not None or not config.dataset.shuffle_dataset:
         return {}
     last, seed = config.rollout.policy_of(round_), derive(config.seed, "prompts")
     sampled = earlier_rounds(rows, len(train), config.rollout.sampled_prompts, last, seed)

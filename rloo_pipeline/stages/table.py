@@ -113,8 +113,10 @@ _ENVIRONMENTS = (
 )
 _RANKS = only("processes", "zero_stage", "communication_data_type", "offload", "config")
 """Keys of `deepspeed` that change a result; the others decide memory and speed."""
-_ALL_PROMPTS = but("select")
-"""Keys of `dataset` except `select`, which changes neither the prompts themselves nor policy 0."""
+_ALL_PROMPTS = but("select", "shuffle_dataset")
+"""Keys of `dataset` except those that change neither the prompts themselves nor policy 0."""
+_CHOICE = {"dataset.select": but("num_generations"), "dataset.shuffle_dataset": Keys()}
+"""Keys of `dataset` that decide which prompts a round gets."""
 _SIGNAL = only(
     *("mask_truncated_completions", "keep_truncated_in_baseline", "filter_zero_variance"),
     *("reward_clip_range", "reward_normalization"),
@@ -206,7 +208,7 @@ ROWS = (
     _row(
         "rollout",
         "rounds/{round}/rollouts/{shard}.parquet",
-        decides=_whole(*_MODEL, rollout=_OF_ROUND) | {"dataset.select": but("num_generations")},
+        decides=_whole(*_MODEL, rollout=_OF_ROUND) | _CHOICE,
         reads=("run", "vllm", "evaluation", "rewards", "correct"),
         worker="sampler",
         identifies=True,
@@ -230,8 +232,7 @@ ROWS = (
         "refill",
         "rounds/{round}/refill/scores.parquet",
         when=lambda config, _: config.rollout.refill > 0,
-        decides=_whole(*_MODEL, "rewards", rollout=but("lag", "token_budget", *_WHERE), algorithm=_SIGNAL)
-        | {"dataset.select": but("num_generations")},
+        decides=_whole(*_MODEL, "rewards", rollout=but("lag", "token_budget", *_WHERE), algorithm=_SIGNAL) | _CHOICE,
         reads=("run", "vllm", "scoring"),
         worker="sampler",
     ),
@@ -438,7 +439,10 @@ def _sections(parts: Mapping[str, Keys], reads: tuple[str, ...]) -> Sections:
     excluded: dict[str, Any] = {}
     for path, (included, but) in parts.items():
         section, _, key = path.partition(".")
-        decides[section], excluded[section] = ({key: included}, {key: but}) if key else (included, but)
+        if key:
+            decides.setdefault(section, {})[key], excluded.setdefault(section, {})[key] = included, but
+        else:
+            decides[section], excluded[section] = included, but
     return Sections(decides, excluded, reads)
 
 

@@ -10,6 +10,7 @@ Advantages are computed over the whole round, before it is split into optimizer 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -18,9 +19,9 @@ from torch import Tensor
 
 from rloo_pipeline import import_string
 from rloo_pipeline.algorithm import kl, nan_stats, shaping, token_choice
-from rloo_pipeline.algorithm.advantages import Estimator, has_batch_baseline
+from rloo_pipeline.algorithm.advantages import Estimator, enlarges_penalties, has_batch_baseline
 from rloo_pipeline.config import JSON, Algorithm, Rollout, estimator
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.training.selection import ScoresByFunction, select
 
 
@@ -113,8 +114,7 @@ def make_batch(
         The batch, and the state with this round's rewards in its moments.
 
     Raises:
-        UserError: the estimator needs scores of 0 and 1, but there are others; or groups of equal scores have
-            advantages but the configuration drops them.
+        UserError: the estimator needs scores of 0 and 1, but there are others; or see `check_keys_of_estimator`.
     """
     masked, excluded, _ = select(algorithm, rollout.num_generations, completions.scores, completions.truncated)
     beta = algorithm.beta if state.beta is None else state.beta
@@ -133,13 +133,7 @@ def make_batch(
     function = load_estimator(algorithm)
     if function.of_success:
         _check_success(algorithm, scores)
-    if (algorithm.filter_zero_variance or rollout.oversample > 1) and has_batch_baseline(
-        function.formula, rollout.num_generations
-    ):
-        raise UserError(
-            f"algorithm.advantage: {algorithm.advantage} gives groups of equal scores a signal too, so none may be "
-            "left out; set algorithm.filter_zero_variance: false and rollout.oversample: 1"
-        )
+    check_keys_of_estimator(algorithm, rollout, function)
     grouped, *plain = (values.view(-1, rollout.num_generations) for values in (penalised, scores, unpenalised))
     advantages = torch.where(grouped.isnan(), torch.nan, function.formula(grouped)).flatten()
     if token_kl is not None and algorithm.kl.placement == "token_reward":
@@ -221,17 +215,74 @@ def _kl_to_teacher(completions: RoundTensors, masked: Tensor) -> Float64[Tensor,
 
 
 def load_estimator(algorithm: Algorithm) -> Estimator:
-    """Returns the estimator. A user's own raises UserError if it does not return one advantage per completion."""
+    """Returns the estimator. A user's own raises UserError if it does not return a finite advantage for each completion
+    that has something to compare with.
+    """
     function = import_string.load(estimator(algorithm.advantage))
-    if isinstance(function, Estimator):
+    if ":" not in algorithm.advantage:
+        assert isinstance(function, Estimator)
         return function
+    own = function if isinstance(function, Estimator) else Estimator(function)
 
     def checked(rewards: Tensor) -> Tensor:
         call = f"algorithm.advantage: {algorithm.advantage}"
-        advantages = function(rewards.clone())  # it may change its argument
-        return of_shape(advantages, rewards, call, "rewards", "[prompts, K]")
+        own_rewards = rewards.clone()  # the function may change them
+        returned = call_own("advantage", algorithm.advantage, own.formula, own_rewards)
+        advantages = of_shape(returned, rewards, call, "rewards", "[prompts, K]").double()
+        if bool((advantages.abs() >= torch.finfo(torch.float32).max).any()):
+            raise UserError(
+                f"{call} returns infinite advantages for finite rewards; add a small number to what it divides by"
+            )
+        differs = (nan_stats.centred(rewards).abs() > nan_stats.rounding(rewards)).any(-1, keepdim=True)
+        if bool((advantages.isnan() & ~rewards.isnan() & differs).any()):
+            raise UserError(
+                f"{call} returns NaN for a completion with a reward, in a group whose rewards differ; completions "
+                "without a reward have NaN, so take nanmean or nanmedian, or return 0 for what is not to count"
+            )
+        return advantages
 
-    return Estimator(checked)
+    return Estimator(checked, own.whitened, own.of_success)
+
+
+def check_keys_of_estimator(algorithm: Algorithm, rollout: Rollout, function: Estimator) -> None:
+    """Checks that the estimator can be used with other keys. For those of this package, the configuration does so.
+
+    Raises:
+        UserError: groups of equal scores have advantages, but the configuration drops them; or the estimator makes
+            large advantages of small penalties in a group of equal scores.
+    """
+    filters, length = algorithm.filter_zero_variance, algorithm.response_length
+    if (filters or rollout.oversample > 1) and has_batch_baseline(function.formula, rollout.num_generations):
+        raise UserError(
+            f"algorithm.advantage: {algorithm.advantage} gives groups of equal scores a signal too, so none may be "
+            "left out; set algorithm.filter_zero_variance: false and rollout.oversample: 1"
+        )
+    cure = None
+    if algorithm.beta and algorithm.kl.placement == "reward":
+        cure = "algorithm.kl.placement: loss with kl.estimator: k3"
+    elif length.overlong_cache is not None or length.target is not None:
+        cure = "no algorithm.response_length"
+    if cure and not filters and enlarges_penalties(function.formula, rollout.num_generations):
+        raise UserError(
+            f"algorithm.advantage: {algorithm.advantage} makes a penalty of 1e-6 as large as a wrong answer in a group "
+            f"of equal scores, as if it divided by their spread; set algorithm.filter_zero_variance: true, or {cure}"
+        )
+
+
+def call_own(key: str, reference: str, function: Callable[..., object], *arguments: Tensor, **named: Tensor) -> object:
+    """Calls a user's function that a key of `algorithm` names.
+
+    Raises:
+        UserError: the function raised an exception; the message has the line in the user's file.
+    """
+    try:
+        return function(*arguments, **named)
+    except (UserError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        message = one_line(f"{type(error).__name__}: {error}", 200)
+        where = import_string.error_location(error, reference)
+        raise UserError(f"algorithm.{key}: {reference} raised {message}{where}; correct it") from error
 
 
 def of_shape(returned: object, argument: Tensor, call: str, kind: str, dimensions: str) -> Tensor:

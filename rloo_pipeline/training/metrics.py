@@ -108,14 +108,17 @@ def update_metrics(batch: Batch, record: Record, algorithm: Algorithm, ratio_is_
     lengths = batch.completions.mask.sum(-1)
     tokens = lengths * record.trained
     actions = tokens if algorithm.importance_sampling_level == "token" else record.trained
+    clipped = {"low": record.low, "high": record.high, "region": record.low + record.high}
+    is_known = algorithm.loss is None  # a user's own loss may clip, but does not say where
     metrics: Metrics = {
         "shaped_reward": _value(batch.rewards.nanmean()),
         "beta": batch.beta,
         "entropy": _ratio(record.entropy.sum(), tokens.sum()),
         "ratio/mean": _ratio((record.ratio * actions).sum(), actions.sum()) if ratio_is_known else None,
-        "clip_ratio/low_mean": _ratio((record.low * actions).sum(), actions.sum()),
-        "clip_ratio/high_mean": _ratio((record.high * actions).sum(), actions.sum()),
-        "clip_ratio/region_mean": _ratio(((record.low + record.high) * actions).sum(), actions.sum()),
+        **{
+            f"clip_ratio/{part}_mean": _ratio((share * actions).sum(), actions.sum()) if is_known else None
+            for part, share in clipped.items()
+        },
         "trained_completions": int((record.trained > 0).sum()),
     }
     if batch.teacher_kl is not None:

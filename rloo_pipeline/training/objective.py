@@ -9,7 +9,8 @@ does not change the loss.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -18,12 +19,13 @@ from torch import Tensor
 
 from rloo_pipeline import import_string
 from rloo_pipeline.algorithm import divergence, kl, mismatch
-from rloo_pipeline.algorithm.loss import Bounds, OwnLoss, Totals, aggregate, log_ratio, losses
+from rloo_pipeline.algorithm.loss import Bounds, Totals, aggregate, log_ratio, losses
 from rloo_pipeline.algorithm.mismatch import Rejection
 from rloo_pipeline.config.algorithm import Algorithm, Clip
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices
-from rloo_pipeline.training.batch import Batch, of_shape
+from rloo_pipeline.training.batch import Batch, call_own, of_shape
+from rloo_pipeline.user_code.reward_call import signature_of
 
 
 class Record(NamedTuple):
@@ -91,7 +93,7 @@ class StepLoss:
             tokens=int(lengths[~batch.masked[row_list]].sum()),
             longest=longest,
         )
-        self.clip: Clip | OwnLoss = algorithm.clip if algorithm.loss is None else own_loss(algorithm.loss)
+        self.clip: Clip | Callable[..., Tensor] = algorithm.clip if algorithm.loss is None else own_loss(algorithm.loss)
         # In the first step ratios differ from 1 only by rounding, whose sign alone would decide kl_cov's gradient.
         nothing_to_hold = first and algorithm.clip == "kl_cov" and algorithm.old_logps == "trainer"
         self.chosen = None if nothing_to_hold else batch.chosen
@@ -123,7 +125,8 @@ class StepLoss:
         advantages = advantages[:, : logps.shape[1]] if advantages.dim() == 2 else advantages
         level = algorithm.importance_sampling_level
         picked = self._rows_of(self.chosen, chosen, logps)
-        result = losses(logps, old, advantages, in_loss, level, self.clip, clip_bounds(algorithm), picked)
+        clip = self.clip if isinstance(self.clip, str) else partial(self.clip, entropies=entropy)
+        result = losses(logps, old, advantages, in_loss, level, clip, clip_bounds(algorithm), picked)
         action_losses = result.loss * ~devices.moved(batch.excluded[chosen], mask.device).unsqueeze(-1)
         kept = self._rows_of(batch.kept, chosen, logps)
         if kept is not None:
@@ -198,18 +201,22 @@ def clip_bounds(algorithm: Algorithm) -> Bounds:
     )
 
 
-def own_loss(name: str) -> OwnLoss:
-    """The user's loss with this import string; each call checks its result.
+def own_loss(name: str) -> Callable[..., Tensor]:
+    """The user's loss with this import string; each call checks its result. It takes the arguments of `OwnLoss`, and
+    others by name, of which the function gets those that it names.
 
     Raises:
         UserError: the function cannot be found; or, in a call, it does not return a loss for each token, or one
             without a gradient.
     """
     function = import_string.load(name)
+    signature = signature_of(function)
 
-    def checked(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-        arguments = (values.clone() for values in (logps, old_logps, advantages, mask))  # it may change them
-        loss = of_shape(function(*arguments), logps, f"algorithm.loss: {name}", "log-probs", "[completions, tokens]")
+    def checked(logps: Tensor, *others: Tensor, **named: Tensor) -> Tensor:
+        arguments = (values.clone() for values in (logps, *others))  # it may change them
+        wanted = {key: named[key].clone() for key in signature.takes(named)}
+        returned = call_own("loss", name, function, *arguments, **wanted)
+        loss = of_shape(returned, logps, f"algorithm.loss: {name}", "log-probs", "[completions, tokens]")
         if logps.requires_grad and not loss.requires_grad:
             raise UserError(
                 f"algorithm.loss: {name} does not depend on logps, so nothing is learned; do not detach them"

@@ -11,7 +11,7 @@ from helpers import mini, write_prompts
 from rloo_pipeline.artifacts import prompt_counts
 from rloo_pipeline.artifacts.prompt_counts import Counts
 from rloo_pipeline.artifacts.prompt_set import PromptSet
-from rloo_pipeline.config import Config
+from rloo_pipeline.config import STAGES, Config
 from rloo_pipeline.data.prompts_of_round import after_round, draw, prompts_of_round, uncertainty
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.seeds import rows_of_round
@@ -50,6 +50,27 @@ def test_without_a_selection_each_prompt_comes_once_an_epoch(train) -> None:
     config = config_of(None)
     rounds = [names(config, train, number) for number in range(1, 6)]
     assert sorted(name for one in rounds for name in one) == NAMES
+
+
+def test_without_shuffling_rounds_take_the_rows_in_their_order_and_refills_the_next_ones(train, shards) -> None:
+    sizes = {"generation_batch_size": 48, "num_generations": 4, "shards": 2}
+    config = Config(**mini(dataset={"shuffle_dataset": False}, rollout=sizes))
+    rounds = [prompts_of_round(config, train, number) for number in range(1, 12)]
+    assert [row for one in rounds for row in one.sampled] == [row % 40 for row in range(11 * 12)]
+    assert rounds[3].sampled + rounds[3].spare == [*range(36, 40), *range(36)]
+    select = {"pass_rate": [0.125, 0.5]}
+    config = Config(**mini(dataset={"shuffle_dataset": False, "select": select}, correct={"reward": "answer"}))
+    in_range = [row for row, name in enumerate(NAMES) if 1 <= RIGHT[name] <= 4]
+    assert prompts_of_round(config, train, 1, shards).sampled == in_range[: config.rollout.num_prompts]
+
+
+def test_the_order_of_the_rows_decides_rollouts_alone_and_cannot_be_drawn_by_weights() -> None:
+    shuffled, ordered = (Config(**mini(dataset={"shuffle_dataset": flag})) for flag in (True, False))
+    changed = {stage for stage in STAGES if shuffled.params(stage) != ordered.params(stage)}
+    assert changed == {"rollout", "refill"}
+    drawn = {"shuffle_dataset": False, "select": {"weights": "online"}}
+    with pytest.raises(ValueError, match=r"select.weights: online cannot be used with shuffle_dataset: false"):
+        Config(**mini(dataset=drawn, correct={"reward": "answer"}))
 
 
 def test_a_range_of_pass_rates_is_a_filter_with_both_ends(train, shards) -> None:

@@ -50,6 +50,32 @@ def test_an_estimator_of_ones_own_returns_an_advantage_for_each_completion(tmp_p
         batch_of(advantage=f"{tmp_path}/mine.py:estimator")
 
 
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        ("rewards - rewards.mean(1, keepdim=True)", "returns NaN for a completion with a reward"),
+        ("(rewards - nan_stats.mean(rewards)) / nan_stats.std(nan_stats.siblings(rewards)).squeeze(-1)", "infinite"),
+        ("rewards.nanmean(1, keepdim=True)", r"returned \(2, 1\)"),
+    ],
+)
+@pytest.mark.parametrize("mark", ["", "@advantages.estimator\n"])
+def test_an_update_refuses_advantages_of_ones_own_that_would_count_as_0_or_as_their_neighbours(
+    tmp_path, result, message, mark
+) -> None:
+    """A completion without a score makes a plain mean NaN, and equal siblings a spread of 0."""
+    imports = "from rloo_pipeline.algorithm import advantages, nan_stats\n"
+    (tmp_path / "mine.py").write_text(f"{imports}{mark}def mine(rewards):\n    return {result}\n")
+    with pytest.raises(UserError, match=message):
+        batch_of([1.0, 0.0, 0.0, 0.0, 1.0, NAN, 0.0, 1.0], advantage=f"{tmp_path}/mine.py:mine")
+
+
+def test_a_median_of_ones_own_is_the_baseline_of_the_scored_completions(tmp_path) -> None:
+    text = "def mine(rewards):\n    return rewards - rewards.nanmedian(1, keepdim=True).values\n"
+    (tmp_path / "mine.py").write_text(text)
+    batch = batch_of([1.0, 0.25, 0.0, NAN, 1.0, 1.0, 1.0, 1.0], kl=0.0, advantage=f"{tmp_path}/mine.py:mine")
+    assert batch.advantages.tolist() == [0.75, 0.0, -0.25, 0.0, 0.0, 0.0, 0.0, 0.0]
+
+
 def test_the_kl_of_the_sequence_comes_before_the_baseline() -> None:
     batch = batch_of(kl=0.1)
     assert batch.kl.tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4] * 2)

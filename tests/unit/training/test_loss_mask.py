@@ -355,6 +355,22 @@ def test_an_update_is_the_plain_loop_over_the_models_own_tokens(keys, logps) -> 
     assert not batch.masked.all()
 
 
+def entropies_alone(logps, old_logps, advantages, mask, entropies):
+    """A user's loss, without a gradient of its own."""
+    return entropies + 0 * logps
+
+
+def test_a_loss_of_ones_own_gets_the_entropies_of_its_tokens_and_no_clip_is_claimed_for_it(logps) -> None:
+    keys = {**TOKENS, "loss": f"{__name__}:entropies_alone", "loss_agg_mode": "token_mean"}
+    batch, algorithm = batch_of(keys, logps)
+    loss, own_gradient, record = trained(algorithm, batch, TokenLogProbs(model(0.005), TEMPERATURE))
+    metrics = update_metrics(batch, record, algorithm, ratio_is_known=True)
+    assert loss == pytest.approx(metrics["entropy"], rel=1e-5)
+    assert loss > 0.1
+    assert own_gradient.norm() == 0
+    assert {metrics[f"clip_ratio/{part}_mean"] for part in ("low", "high", "region")} == {None}
+
+
 def test_lengths_are_of_the_models_own_tokens() -> None:
     metrics = length_metrics(pa.Table.from_pylist(ROWS, schema=tables.EPISODES))
     own = [sum(row["loss_mask"]) for row in ROWS]
