@@ -129,6 +129,16 @@ def require_one_scoring(files: Iterable[Path]) -> None:
         )
 
 
+def round_folder(run: Path, number: int) -> Path:
+    """The folder of a round, in the run's folder."""
+    return run / "rounds" / f"{number:05d}"
+
+
+def facts_of_round(run: Path, number: int) -> dict[str, str]:
+    """Lineage facts of the table that a round's update wrote."""
+    return facts_of(round_folder(run, number) / TRAIN)
+
+
 def facts_of(path: Path) -> dict[str, str]:
     """Lineage facts of a table, a folder with a manifest, or an assets folder; empty if it cannot be read."""
     try:
@@ -171,7 +181,7 @@ def check_policy(folder: Path, digest: str) -> None:
     Raises:
         UserError: the digest differs from what the update recorded.
     """
-    table = folder.parent.parent / "rounds" / folder.name / TRAIN
+    table = round_folder(folder.parent.parent, int(folder.name)) / TRAIN
     if int(folder.name) and (written := facts_of(table).get("policy", digest)) != digest:
         raise UserError(
             f"{folder}: not the policy that round {int(folder.name)} of this run trained (its digest is {digest[:16]}, "
@@ -183,7 +193,7 @@ def named_policy(run: Path, number: int) -> dict[str, str]:
     """The fact `policy` that files about a policy of this training have: an earlier training of the run can have left
     others with the same seed. Empty if no table names the policy: its update's, or for policy 0 the first rollouts.
     """
-    facts = facts_of(run / "rounds" / f"{max(number, 1):05d}" / (TRAIN if number else "rollouts/000.parquet"))
+    facts = facts_of(round_folder(run, max(number, 1)) / (TRAIN if number else "rollouts/000.parquet"))
     return {"policy": facts["policy"]} if "policy" in facts else {}
 
 

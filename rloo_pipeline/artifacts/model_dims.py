@@ -1,8 +1,6 @@
 """Dimensions of a model, read from its config.json and the headers of its safetensors files without torch."""
 
-import json
 import re
-import struct
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -172,10 +170,8 @@ def _count_parameters(folder: Path) -> tuple[int, int]:
         return 0, 0
     total, vision = 0, 0
     for file in folder.glob("*.safetensors"):
-        with file.open("rb") as handle:
-            header = json.loads(handle.read(struct.unpack("<Q", handle.read(8))[0]))
-        for name, entry in header.items():
-            if name != "__metadata__" and ".weight." not in name:  # such names hold the scales of 4-bit weights
+        for name, entry in model_files.tensors_in(file).items():
+            if ".weight." not in name:  # such names hold the scales of 4-bit weights
                 count = prod(entry["shape"]) * (2 if entry["dtype"] == "U8" else 1)
                 total += count
                 vision += count if VISION.search(name) else 0

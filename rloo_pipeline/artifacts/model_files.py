@@ -109,6 +109,13 @@ def _check_safetensors(file: Path) -> None:
         )
 
 
+def tensors_in(file: Path) -> dict[str, Any]:
+    """The entries of the tensors in a safetensors file's header, such as `dtype` and `shape`, by name."""
+    with file.open("rb") as handle:
+        header = json.loads(handle.read(struct.unpack("<Q", handle.read(8))[0]))
+    return {name: entry for name, entry in header.items() if name != "__metadata__"}
+
+
 def remedy(folder: Path) -> str:
     """The advice for a damaged file in the folder of a model, which may be a policy of a run."""
     return f"delete {folder} and run again" if folder.parent.name == POLICIES else "fetch or write the model again"
@@ -142,10 +149,7 @@ def adapter_modules(folder: Path) -> list[str]:
     Raises:
         UserError: the adapter also replaces whole modules (PEFT's modules_to_save), which vLLM does not serve.
     """
-    from safetensors import safe_open
-
-    with safe_open(folder / ADAPTER_WEIGHTS, "pt") as file:
-        names = [name.removeprefix(PEFT_PREFIX) for name in file.keys()]  # noqa: SIM118
+    names = [name.removeprefix(PEFT_PREFIX) for name in tensors_in(folder / ADAPTER_WEIGHTS)]
     parts = [name.partition(".lora_") for name in names if ".base_layer." not in name]
     if whole := sorted({name.rpartition(".")[0] for name, separator, _ in parts if not separator}):
         raise UserError(

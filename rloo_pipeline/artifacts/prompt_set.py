@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 OBSERVATION = "environment_observation"
 """Column with the text that `reset` of an environment returned, which ends the prompt."""
 TOOLS = "tools.json"
-"""File beside the sets: the schemas of the tools that prompts list, by the environment of a row."""
+"""File beside the sets: `ToolSets`."""
 DEEPEST = 32
 """Maximum nesting of lists and objects in Arrow; `pyarrow.ipc` reads 64 levels, and an object takes two."""
 TYPES = {
@@ -38,6 +38,8 @@ TYPES = {
 """Types of the columns that `prompts` adds. `datasets` would write JSON twice if columns were cast afterwards."""
 PACKED = 10_000
 """Number of rows that become Arrow at once."""
+ToolSets = Mapping[str, list[JSON]]
+"""Schemas of the tools that prompts list, by the environment of a row, or under "" if all rows have the same."""
 UNSTORABLE = (pa.ArrowException, OverflowError, TypeError, ValueError)
 """Exceptions for values that Arrow cannot hold."""
 
@@ -212,23 +214,18 @@ def _keys_differ(values: Iterable[Any]) -> bool:
     )
 
 
-def tools_of(prompts: Path, row: Mapping[str, Any]) -> list[JSON]:
-    """The schemas of the tools in the prompt of a row; none in a run without tools.
-
-    Args:
-        prompts: folder that the stage `prompts` wrote.
-        row: row of the dataset.
-    """
-    tools = _tool_sets(prompts)
+def tools_of(tools: ToolSets, row: Mapping[str, Any]) -> list[JSON]:
+    """The schemas of the tools in the prompt of a row of the dataset; none in a run without tools."""
     return tools.get("") or tools.get(str(row.get("environment")), [])
 
 
 def tool_names(prompts: Path) -> list[str]:
     """The names of all tools in the prompts of a folder, sorted."""
-    return sorted({tool["function"]["name"] for tools in _tool_sets(prompts).values() for tool in tools})
+    return sorted({tool["function"]["name"] for tools in tool_sets(prompts).values() for tool in tools})
 
 
-def _tool_sets(prompts: Path) -> dict[str, list[JSON]]:
+def tool_sets(prompts: Path) -> ToolSets:
+    """The tools of the prompts in a folder that the stage `prompts` wrote."""
     return read_verified(prompts, TOOLS) or {}
 
 

@@ -31,17 +31,13 @@ def _room() -> float:
     """Bytes that every rank of this job may use: the minimum over ranks, so that nodes with different memory decide
     alike.
     """
-    room, world = devices.training_bytes(), ranks.current().world
-    if world == 1:
+    room = devices.training_bytes()
+    if ranks.current().world == 1:
         return room
-    import torch
-
     from rloo_pipeline.training.deepspeed_internals import split_model
 
     split_model.start_ranks()
-    rooms = [room] * world
-    torch.distributed.all_gather_object(rooms, room)
-    return min(rooms)
+    return min(ranks.gathered(room))
 
 
 def resolve_for(

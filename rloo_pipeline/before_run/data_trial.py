@@ -8,7 +8,7 @@ from rloo_pipeline.artifacts import image_store
 from rloo_pipeline.artifacts.prompt_set import as_dataset, rows_of
 from rloo_pipeline.before_run import dataset_inputs, episode_trial, model_inputs, reward_trial
 from rloo_pipeline.before_run.findings import DatasetSample, Finding, RunInputs, problems_of
-from rloo_pipeline.config import JSON, Rollout, distillation
+from rloo_pipeline.config import Rollout, distillation
 from rloo_pipeline.data import prompts_of_round
 from rloo_pipeline.data.preferences import preferences
 from rloo_pipeline.data.prompting import completion_messages, prompt_of
@@ -206,10 +206,6 @@ def _check_demonstrations(inputs: RunInputs, parts: PromptParts | None, rows: li
             completion_messages(row, section.completion_column, f"{place}, row {number}")
         return
     templater = parts.templater
-
-    def tools(row: Row) -> list[JSON]:
-        return templater.tools.get("") or templater.tools.get(str(row.get("environment")), [])
-
     held_out = [row for name, part in parts.rows.items() if name != "train" for row in part]
     evaluated = demonstrations.evaluated_prompts(held_out)
-    demonstrations.tokenized(rows[:TEMPLATED], place, section, templater.template, evaluated, (), tools)
+    demonstrations.tokenized(rows[:TEMPLATED], place, section, templater.template, evaluated, (), templater.tools)

@@ -161,11 +161,8 @@ def path(name: str, about: str, **keywords: Any) -> Option:
 
 OUTPUT = path("output", "file or folder to write")
 REWARD_MODEL = option("--reward-model", type=Path, nargs="?", help="checks.json of the run's own reward model")
-INPUTS = (
-    *("assets", "prompts", "policy", "sampler", "start", "trainer", "rollouts", "scores", "reference", "teacher"),
-    *("before", "after", "parts", "difficulty", "pass_rates", "earlier", "probe", "completions"),
-)
-"""Arguments of stages that name input files of the run."""
+OUTPUTS = ("output", "output_scores", "model", "held_out", "metrics", "events", "table", "summary", "greedy")
+"""Arguments of stages that name files to write; other paths are inputs."""
 
 
 def stage_config(arguments: argparse.Namespace, stage: str) -> Config:
@@ -198,9 +195,9 @@ def card_facts(config: Config, stage: str) -> dict[str, str]:
 
 def _inputs(arguments: argparse.Namespace) -> Iterator[Path]:
     """Yields the files and folders of the run that a stage reads."""
-    for name in INPUTS:
-        value = getattr(arguments, name, None)
-        yield from (path for path in (value if isinstance(value, list) else [value]) if isinstance(path, Path))
+    for name, value in vars(arguments).items():
+        if name not in OUTPUTS:
+            yield from (path for path in (value if isinstance(value, list) else [value]) if isinstance(path, Path))
     if isinstance(held_out := getattr(arguments, "held_out", None), list):  # `score` has one to read and one to write
         yield held_out[0]
 
@@ -226,7 +223,7 @@ def run_folder(arguments: argparse.Namespace) -> Path:
 
 
 def runs_here(arguments: argparse.Namespace, config: Config, stage: str) -> bool:
-    """Claims threads and GPUs for a stage, before it imports torch; true if this process runs it, alone or as a rank.
+    """Claims threads and GPUs for a stage and then sets up torch; true if this process runs it, alone or as a rank.
 
     Otherwise, passes the arguments to ranks and waits for them. Starts the ranks unless this worker keeps some.
     """
@@ -250,6 +247,7 @@ def runs_here(arguments: argparse.Namespace, config: Config, stage: str) -> bool
         return False
     if processes == 1 or ranks.is_rank():
         nodes.join()
+        reproducible.use_torch(section.threads, config.reproducible)
         return True
     layout = nodes.RankLayout(section.nodes, processes, section.threads)
     if engine_cache.is_enabled():

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rloo_pipeline.cluster import slurm
+from rloo_pipeline.cluster.step_client import IMAGE as IMAGE
 from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.runtime.ranks import FAILED, RENDEZVOUS, refuse_failed
@@ -27,8 +28,6 @@ from rloo_pipeline.runtime.ranks import FAILED, RENDEZVOUS, refuse_failed
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-IMAGE = "RLOO_IMAGE"
-"""Environment variable with the image that ranks run in. Without it, they run in this interpreter's environment."""
 PATIENCE = 300.0
 """Seconds for which ranks wait for each other: a node may read the image for the first time."""
 KILLED = re.compile(

@@ -18,7 +18,9 @@ from typing import Any
 ROUTER = "RLOO_ROUTER"
 """Environment variable with the router's socket. Without it, srun runs all commands."""
 IMAGE = "RLOO_IMAGE"
-"""Environment variable with the run's image, in which the hosts run."""
+"""Environment variable with the image in which hosts and ranks run. Without it, they run in this interpreter's
+environment.
+"""
 PASSED = ("TMPDIR", "TMP", "TEMP", "TEMPDIR")
 """Variables that Snakemake sets for a job, in addition to those for the number of threads."""
 

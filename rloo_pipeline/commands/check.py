@@ -18,7 +18,7 @@ from rloo_pipeline.before_run.findings import Finding, RunInputs, problems_of, s
 from rloo_pipeline.config import STAGES, Config, provenance
 from rloo_pipeline.config.loading import ConfigArguments
 from rloo_pipeline.config.run_set import read_runs
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, counted
 from rloo_pipeline.runtime.console import Terminal
 
 
@@ -36,7 +36,7 @@ def check(arguments: ConfigArguments) -> None:
     with tempfile.TemporaryDirectory() as folder:
         problems = show(_all_findings(arguments, Path(folder)), console)
     if problems:
-        raise UserError(f"{arguments.file}: {problems} {'problem' if problems == 1 else 'problems'}, see above")
+        raise UserError(f"{arguments.file}: {counted(problems, 'problem')}, see above")
     message = f"No problem found in {time.monotonic() - started:.0f} s; to start the run: {arguments.run_command}"
     console.print(message, soft_wrap=True)
 

@@ -133,7 +133,7 @@ def _caption(summary: JSON) -> str:
     shown = any(row["mean"]["ci95"] for row in summary["arms"])
     intervals = r" with 95\% intervals over seeds and prompts" if shown else ""
     tests = sum(row["p"] is not None for row in summary["comparisons"])
-    corrected = rf", with $p$ corrected by Holm over {tests} comparison{'' if tests == 1 else 's'}" if tests else ""
+    corrected = rf", with $p$ corrected by Holm over {counted(tests, 'comparison')}" if tests else ""
     difference = (
         f"no difference, since {baseline}, the baseline, has no finished run"
         if without_baseline(summary)

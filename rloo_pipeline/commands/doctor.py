@@ -9,7 +9,7 @@ from rloo_pipeline.before_run.memory import RunMemory
 from rloo_pipeline.cluster import containers
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import ConfigArguments
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, counted
 from rloo_pipeline.runtime.console import Terminal
 
 
@@ -27,7 +27,7 @@ def doctor(arguments: ConfigArguments, project: Path, profile: Path | None, with
     """
     problems = show(_findings(arguments, project, profile, with_image), Terminal())
     if problems:
-        raise UserError(f"{problems} {'problem' if problems == 1 else 'problems'}, see above for what to do")
+        raise UserError(f"{counted(problems, 'problem')}, see above for what to do")
 
 
 def _findings(arguments: ConfigArguments, project: Path, profile: Path | None, with_image: bool) -> Iterator[Finding]:

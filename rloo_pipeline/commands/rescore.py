@@ -28,7 +28,7 @@ from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.training.round_data import completions_of
-from rloo_pipeline.user_code.score_table import score_table, scoring_facts
+from rloo_pipeline.user_code.score_table import score_tables, scoring_facts
 
 
 class Change(NamedTuple):
@@ -111,10 +111,10 @@ def _tables(
     rollouts = old.rollouts
     say(f"round {folder.name}: {len(rollouts)} completions")
     schema = tables.scores_schema([reward.column for reward in config.rewards])
-    new = []
+    new, policy = [], Policy(run / "policies" / "00000")
     for shard, path in zip(shards, scores, strict=True):
         shard_rollouts = tables.read(shard, "rollouts")
-        rows = score_table(config.rewards, config.scoring, shard_rollouts, prompts, Policy(run / "policies" / "00000"))
+        [rows] = score_tables(config.rewards, config.scoring, [shard_rollouts], prompts, policy)
         about = {**tables.facts_about(shard_rollouts), "policy": tables.footer(shard_rollouts)["policy"]}
         about |= scoring_facts(config.rewards)
         file = output / path.relative_to(folder)

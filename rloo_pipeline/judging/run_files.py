@@ -220,7 +220,7 @@ def read_config(folder: Path) -> Config:
 
 def metrics_of(folder: Path, number: int) -> Path:
     """The path of a round's metrics.json."""
-    return folder / "rounds" / f"{number:05d}" / "metrics.json"
+    return lineage.round_folder(folder, number) / "metrics.json"
 
 
 def read_metrics(folder: Path, number: int) -> JSON:

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import yaml
 
 from rloo_pipeline.artifacts import lineage, tables
 from rloo_pipeline.artifacts.files import check_facts, read_artifact
 from rloo_pipeline.checks.statistics import RESAMPLES, Array, holm
 from rloo_pipeline.config import JSON
+from rloo_pipeline.config.loading import read_mapping
 from rloo_pipeline.config.run_set import EXPERIMENT
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging import run_files
@@ -52,7 +52,7 @@ def read(folder: Path) -> FinishedExperiment:
     file = folder / EXPERIMENT
     if not file.exists():
         raise UserError(f"{folder}: not the folder of an experiment, since it has no {EXPERIMENT}")
-    about = yaml.safe_load(file.read_text(encoding="utf-8"))
+    about = read_mapping(file)
     runs: dict[str, dict[int, FinishedRun]] = {arm: {} for arm in about["arms"]}
     states = []
     for arm in about["arms"]:

@@ -7,9 +7,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple, Self
 
-import yaml
-
 from rloo_pipeline.config import Config
+from rloo_pipeline.config.loading import read_mapping
 from rloo_pipeline.config.run_jobs import jobs_of_round
 from rloo_pipeline.config.run_set import EXPERIMENT
 from rloo_pipeline.errors import UserError
@@ -160,7 +159,7 @@ def curves_of(folders: Iterable[Path]) -> list[CurvesOfRun]:
         if not (folder / EXPERIMENT).exists():
             curves.append(_mean(folder.name, [run_files.read(folder)]))
             continue
-        about = yaml.safe_load((folder / EXPERIMENT).read_text(encoding="utf-8"))
+        about = read_mapping(folder / EXPERIMENT)
         for arm in about["arms"]:
             seeds = [folder / arm / str(seed) for seed in about["seeds"]]
             curves.append(_mean(arm, [run_files.read(seed) for seed in seeds if (seed / "config.yaml").exists()]))

@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from rloo_pipeline.artifacts import lineage
 from rloo_pipeline.config.run_jobs import RunJob, jobs_after_rounds, jobs_before_rounds, jobs_of_round
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging.run_files import BY_SEED, RunFiles, is_finished, metrics_of, tail_of
@@ -138,7 +139,7 @@ def _sample(run: RunFiles, number: int) -> Sample | None:
     from rloo_pipeline.artifacts import tables
     from rloo_pipeline.artifacts.prompt_set import PromptSet, content_text
 
-    folder = run.folder / "rounds" / f"{number:05d}"
+    folder = lineage.round_folder(run.folder, number)
     if not run.is_current(folder / "scores" / "000.parquet", run.config.rollout.policy_of(number)):
         return None
     scores = tables.read(folder / "scores" / "000.parquet", "scores", ["prompt_id", "reward"])

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rloo_pipeline.artifacts.files import read_artifact
+from rloo_pipeline.artifacts.lineage import round_folder
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.errors import UserError, did_you_mean
 from rloo_pipeline.judging import run_files
@@ -142,9 +143,10 @@ class Run:
         from rloo_pipeline.report.run_tables import read_round
 
         self._files(number, "rollouts")
-        table = read_round(self._round(number), self.config.rollout)
+        folder = round_folder(self.folder, number)
+        table = read_round(folder, self.config.rollout)
         for kind in ("reference", "teacher"):
-            if files_of(self._round(number), kind, self.config.rollout):
+            if files_of(folder, kind, self.config.rollout):
                 table = table.append_column(f"{kind}_logps", self._table(number, kind)[f"{kind}_logps"])
         return _dataset(_with_prompts(table, self.folder / "prompts" / "train"))
 
@@ -193,9 +195,6 @@ class Run:
             raise UserError(f"{folder}: the run has no such prompts, or none yet")
         return datasets.Dataset.load_from_disk(str(folder))
 
-    def _round(self, number: int) -> Path:
-        return self.folder / "rounds" / f"{number:05d}"
-
     def _table(self, number: int, kind: str) -> pa.Table:
         from rloo_pipeline.artifacts import tables
 
@@ -206,10 +205,11 @@ class Run:
         from rloo_pipeline.artifacts.round_tables import files_of
 
         settings = self.config.rollout
-        files, expected = files_of(self._round(number), kind, settings), settings.tables
+        folder = round_folder(self.folder, number)
+        files, expected = files_of(folder, kind, settings), settings.tables
         if len(files) < expected:
             raise UserError(
-                f"{self._round(number) / kind}: {len(files)} of {expected} shards exist; the last finished round is "
+                f"{folder / kind}: {len(files)} of {expected} shards exist; the last finished round is "
                 f"{len(self.rounds)}"
             )
         return files

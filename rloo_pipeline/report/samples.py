@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rloo_pipeline.artifacts import image_store, round_tables, tables
+from rloo_pipeline.artifacts import image_store, lineage, round_tables, tables
 from rloo_pipeline.artifacts.prompt_set import PromptSet, content_text, held_out_part
 from rloo_pipeline.checks.statistics import Array
 from rloo_pipeline.config import Config
@@ -94,7 +94,7 @@ def groups(config: Config, run: Path, last: int) -> list[ShownGroup]:
     """
     groups = list[ShownGroup]()
     for number in sorted({1, (last + 1) // 2, last} - {0}):
-        folder = run / "rounds" / f"{number:05d}"
+        folder = lineage.round_folder(run, number)
         if round_tables.files_of(folder, "rollouts", config.rollout):
             groups += _shown_groups(config, run, number, read_round(folder, config.rollout), GROUPS, COMPLETIONS)
     return groups

@@ -10,10 +10,12 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from rloo_pipeline.errors import UserError, ending
 from rloo_pipeline.runtime import controller_watch, progress
+
+T = TypeVar("T")
 
 RENDEZVOUS = "RLOO_MEETING"
 """Environment variable: path of the file through which ranks on several nodes find each other (cluster/nodes.py)."""
@@ -54,6 +56,16 @@ def on_node() -> tuple[int, int]:
 def is_rank() -> bool:
     """True if a launcher started this process as one of several ranks."""
     return "TORCHELASTIC_RUN_ID" in os.environ or RENDEZVOUS in os.environ
+
+
+def gathered(value: T) -> list[T]:
+    """The value of each rank, on every rank; all connected ranks call this at once."""
+    import torch
+
+    values = [value] * current().world
+    if len(values) > 1:
+        torch.distributed.all_gather_object(values, value)
+    return values
 
 
 def use_single_process() -> None:

@@ -91,7 +91,7 @@ def _check_config(folder: Path, config: Config) -> None:
     earlier = run_files.read_config(folder)
     for stage in STAGES:
         before, now = flatten(earlier.params(stage)), flatten(config.params(stage))
-        if key := next((key for key in before | now if key in before and before[key] != now.get(key)), None):
+        if key := next((key for key in before if before[key] != now.get(key)), None):
             raise UserError(
                 f"{folder} was made with {key}: {before[key]}, but the configuration now has {now.get(key)}; adopt it "
                 f"with {folder / 'config.yaml'} as its configuration, and change keys afterwards"

@@ -88,12 +88,9 @@ def hold(folder: Path, run: str, results: Path = Path(RESULTS)) -> Hold:
             ) from None
         raise UserError(f"{folder}: a run needs a folder in which it can write ({error.strerror})") from None
     owner = os.read(handle, 1000).decode(errors="replace")
-    locked = _lock(handle)
+    locked = _take(handle)
     if not locked and owner and owner == os.environ.get(OWNER):
         return Hold(True)  # the call with which the owner finishes the run
-    if locked is False:
-        time.sleep(ASKING)
-        locked = _lock(handle)
     if locked is False:
         return Hold(False, f"{place}: {owner or 'another process'} is at work on it, or suspended; end it first")
     _held.append(handle)
@@ -134,11 +131,7 @@ def _lock_results(run: Path) -> bool:
     except OSError:  # it does not exist yet, or its owner does not let others in
         return True
     _held.append(handle)
-    locked = _lock(handle)
-    if locked is False:  # `rloo watch` may just have looked at it
-        time.sleep(ASKING)
-        locked = _lock(handle)
-    return locked is not False
+    return _take(handle) is not False
 
 
 def _user_of(path: Path) -> str:
@@ -191,6 +184,15 @@ def _job_of(owner: str) -> str | None:
     """The SLURM job that an owner runs in, if it does."""
     match = re.search(r" of SLURM job (\d+)$", owner)
     return match[1] if match else None
+
+
+def _take(handle: int) -> bool | None:
+    """Takes a lock as `_lock` does, but asks twice, since `rloo watch` may just have looked at it."""
+    locked = _lock(handle)
+    if locked is False:
+        time.sleep(ASKING)
+        locked = _lock(handle)
+    return locked
 
 
 def _lock(handle: int, kind: int = fcntl.LOCK_EX) -> bool | None:

@@ -26,7 +26,7 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.errors import RefusedPolicyError
 from rloo_pipeline.judging.completions import is_correct, scores_of
 from rloo_pipeline.judging.token_facts import token_facts
-from rloo_pipeline.runtime import progress, ranks, reproducible
+from rloo_pipeline.runtime import progress, ranks
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training import forward_only, round_data, sampler_proof, self_check
 from rloo_pipeline.training.demonstrations import demonstrations
@@ -64,7 +64,6 @@ def checks(
     Raises:
         RefusedPolicyError: a check fails and is not accepted.
     """
-    reproducible.use_torch(config.deepspeed.threads, config.reproducible)
     table = tables.read(probe, "probe", policy=policy.digest)
     preferences = None if reward_model is None else read_artifact(reward_model)
     evidence = gather(config, assets, prompts, policy, table, preferences)

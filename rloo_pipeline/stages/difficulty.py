@@ -20,7 +20,7 @@ from rloo_pipeline.rollout import groups
 from rloo_pipeline.rollout.requests import SamplingConfig
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import shard_range
-from rloo_pipeline.user_code.score_table import score_table
+from rloo_pipeline.user_code.score_table import score_tables
 from rloo_pipeline.workers import kept_models
 
 TOGETHER = 16_384
@@ -55,8 +55,8 @@ def difficulty(config: Config, prompts: Path, policy: Policy, shard: int, output
         wanted = groups.WholeGroups.of_rollouts(config, rows, "difficulty", samples=select.num_generations)
         pieces += groups.sample_groups(sampler, config, wanted)
     completions = pa.concat_tables(pieces)
-    scores = score_table(
-        [config.deciding_reward], config.scoring, completions, train, policy, kept_models.elsewhere(config)
+    [scores] = score_tables(
+        [config.deciding_reward], config.scoring, [completions], train, policy, kept_models.elsewhere(config)
     )
     counts = counts_of(config, scores, select.num_generations)
     about = {"shard": shard, "num_generations": select.num_generations, "policy": sampler.digest}

@@ -19,7 +19,7 @@ from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.checks.statistics import RESAMPLES, estimate_mean
 from rloo_pipeline.config import Config
-from rloo_pipeline.runtime import ranks, reproducible
+from rloo_pipeline.runtime import ranks
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.training import forward_only, round_data, sampler_proof
@@ -48,7 +48,6 @@ def distance(
     Raises:
         UserError: the log-probs show that another policy sampled the completions.
     """
-    reproducible.use_torch(config.deepspeed.threads, config.reproducible)
     table = tables.read(completions, "completions", policy=policy.digest)
     settings = config.evaluation
     sequences = round_data.sequences_of(table, prompts, policy)

@@ -9,7 +9,7 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.rollout import groups
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training import self_check
-from rloo_pipeline.user_code.score_table import join_scores, score_table
+from rloo_pipeline.user_code.score_table import join_scores, score_tables
 from rloo_pipeline.workers import kept_models
 
 
@@ -32,7 +32,7 @@ def probe(config: Config, prompts: Path, policy: Policy, output: Path) -> None:
     sampler = groups.load_sampler(policy, config, train, config.rollout.max_completion_length)
     wanted = groups.WholeGroups.of_rollouts(config, train.rows(indices), "probe")
     [completions] = groups.sample_groups(sampler, config, wanted)
-    scores = score_table(config.rewards, config.scoring, completions, train, policy, kept_models.elsewhere(config))
+    [scores] = score_tables(config.rewards, config.scoring, [completions], train, policy, kept_models.elsewhere(config))
     joined = join_scores(config.rewards, completions, scores)
     about = {"num_generations": wanted.samples, **groups.sampling_facts(config.model, wanted.sampling)}
     tables.write(

@@ -10,7 +10,7 @@ from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.artifacts.policy import Policy, chosen_of
 from rloo_pipeline.config import Config
-from rloo_pipeline.runtime import ranks, reproducible
+from rloo_pipeline.runtime import ranks
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training import forward_only, round_data, sampler_proof
@@ -30,7 +30,6 @@ def prove_chosen(config: Config, selection: Path, seed: int, completions: Path, 
     Raises:
         UserError: the log-probs show that another policy sampled the completions.
     """
-    reproducible.use_torch(config.deepspeed.threads, config.reproducible)
     chosen = chosen_of(selection, seed)
     table = tables.read(completions, "completions", policy=chosen.digest)
     order = permutation(len(table), derive(config.seed, "proof", "test"))

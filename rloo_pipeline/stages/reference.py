@@ -15,7 +15,7 @@ import pyarrow as pa
 from rloo_pipeline.artifacts import round_tables, tables
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config
-from rloo_pipeline.runtime import devices, ranks, reproducible
+from rloo_pipeline.runtime import devices, ranks
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.training import forward_only, round_data
 from rloo_pipeline.training.forward_only import TokenValues
@@ -88,7 +88,6 @@ def write_logps(
 def _score(scorer: Scorer, kind: str, table: pa.Table, prompts: Path | None, top_k: int) -> tuple[TokenValues, float]:
     """Values of the sampled tokens in each row, and the seconds that computing them took."""
     config, policy = scorer.config, scorer.policy
-    reproducible.use_torch(config.deepspeed.threads, config.reproducible)
     key = (policy.digest, config.model, config.rollout.temperature, config.deepspeed.sequence_parallel)
     logprobs = engine_cache.take(kind, key) if scorer.rows is None else None
     if logprobs is None:

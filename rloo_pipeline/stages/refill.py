@@ -19,7 +19,7 @@ from rloo_pipeline.data.prompts_of_round import prompts_of_round
 from rloo_pipeline.rollout import groups
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.training.selection import teaching_groups
-from rloo_pipeline.user_code.score_table import score_table, scoring_facts
+from rloo_pipeline.user_code.score_table import score_tables, scoring_facts
 from rloo_pipeline.workers import kept_models
 
 
@@ -63,9 +63,9 @@ def refill(
         rows, spare = spare[:count], spare[count:]
         sampler = sampler or groups.load_sampler(policy, config, train, settings.max_completion_length)
         wanted = groups.WholeGroups.of_rollouts(config, train.rows(rows), "round", round_)
-        [completions] = groups.sample_groups(sampler, config, wanted)
-        scored = score_table(config.rewards, config.scoring, completions, train, policy, kept_models.elsewhere(config))
-        parts.append(RoundTables(completions, scored))
+        completions = groups.sample_groups(sampler, config, wanted)
+        scored = score_tables(config.rewards, config.scoring, completions, train, policy, kept_models.elsewhere(config))
+        parts.append(RoundTables(*completions, *scored))
         teaching += teaching_groups(algorithm, samples, parts[-1]).tolist()
         seconds += sampler.seconds
     _write(config, round_, policy.digest, parts, output, output_scores)

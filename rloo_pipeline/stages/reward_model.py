@@ -23,7 +23,6 @@ from rloo_pipeline.config import Config, RewardModel, Source, Update
 from rloo_pipeline.data.preferences import Preference, preferences, question
 from rloo_pipeline.data.rows import read_rows
 from rloo_pipeline.errors import UserError, counted
-from rloo_pipeline.runtime import reproducible
 from rloo_pipeline.runtime.progress import counting, say
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.training.preference_pairs import Pairs, split_held_out, tokenized
@@ -48,7 +47,6 @@ def reward_model(config: Config, assets: Path, prompts: Path, model: Path, outpu
     section = config.reward_model
     if section is None:
         raise UserError("reward_model: not set, so there is no reward model to train; set it")
-    reproducible.use_torch(config.deepspeed.threads, config.reproducible)
     folder = asset_files.model_of(assets, "reward_model" if section.own_source else "model")
     start = Policy(folder, config.model.trust_remote_code)
     trained, held_out = _pairs(config, section, assets, prompts, start)

@@ -60,7 +60,6 @@ def update(
     Raises:
         UserError: an input is damaged, or tables, log-probs or trainer state belong to a different round or policy.
     """
-    reproducible.use_torch(config.deepspeed.threads, config.reproducible)
     digest = policy.digest  # verifies its files before anything else reads them
     config, sampler = checkpointing.resolve(config, policy.dimensions), sampler or policy
     inputs = RoundFiles(rollouts, scores, reference, teacher, prompts).used(config)
@@ -98,7 +97,6 @@ def restore(config: Config, policy: Policy, trainer: Path) -> None:
     Raises:
         UserError: see `retraining.restore`.
     """
-    reproducible.use_torch(config.deepspeed.threads, config.reproducible)
     config = checkpointing.resolve(config, Policy(policy.folder.with_name(f"{0:05d}")).dimensions)
     restored = retraining.restore(config, policy, trainer)
     about = {"round": int(policy.folder.name), "policy": policy.digest, "seed": config.seed}

@@ -4,15 +4,22 @@ A demonstration with tools is an episode: messages of the assistant, with tool a
 is one demonstration here. Its prompt is everything before it, in exactly the token ids that an episode has.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.artifacts.prompt_set import OBSERVATION, PromptSet, held_out_part, rows_of, tools_of
-from rloo_pipeline.config import JSON, Config, Sft
+from rloo_pipeline.artifacts.prompt_set import (
+    OBSERVATION,
+    PromptSet,
+    ToolSets,
+    held_out_part,
+    rows_of,
+    tool_sets,
+    tools_of,
+)
+from rloo_pipeline.config import Config, Sft
 from rloo_pipeline.data import prompting
 from rloo_pipeline.data.prompting import COMPLETION
 from rloo_pipeline.data.rows import Row, read_rows
@@ -56,7 +63,7 @@ def demonstrations(config: Config, section: Sft, path: str, model: Policy, promp
     observed = _with_observations([*parts, prompts / "train"])
     template = ToolTemplate(model, config.dataset)
     rows = read_rows(section.demonstrations, path)
-    pairs, held_out = tokenized(rows, path, section, template, evaluated, observed, partial(tools_of, prompts))
+    pairs, held_out = tokenized(rows, path, section, template, evaluated, observed, tool_sets(prompts))
     if held_out:
         count = len(held_out) + len(pairs)
         say(f"demonstrations: held out {len(held_out)} of {count}, because their prompts are evaluation prompts")
@@ -83,7 +90,7 @@ def tokenized(
     template: ToolTemplate,
     evaluated: Collection[PromptIds | str],
     observed: Collection[PromptIds],
-    tools: Callable[[Row], list[JSON]],
+    tools: ToolSets,
 ) -> tuple[list[Pair], list[Pair]]:
     """Tokenizes demonstrations; returns those to train on, and those with evaluation prompts.
 
@@ -94,7 +101,7 @@ def tokenized(
         template: the model's template.
         evaluated: the evaluation prompts, by `evaluated_prompts`.
         observed: token ids of all prompts if the environment's `reset` adds a text to them, else empty.
-        tools: returns the schemas of the tools in the prompt of a row.
+        tools: the tools of the prompts.
 
     Raises:
         UserError: see `demonstrations`.
@@ -105,7 +112,7 @@ def tokenized(
     for number, row in enumerate(track(rows, "tokenizing demonstrations", len(rows))):
         where = f"{path}, row {number}"
         asked = prompting.prompt_of(row, template.dataset, where)
-        ids = prompting.encode(asked, template.dataset, template.tokenizer, where, tools(row))
+        ids = prompting.encode(asked, template.dataset, template.tokenizer, where, tools_of(tools, row))
         if observed and tuple(ids) not in observed:
             raise UserError(
                 f"{where}: its prompt is not one of this run's, which end with the text that the environment's `reset` "

@@ -119,13 +119,11 @@ def score(
                 if part is not None:
                     for row, of_row in zip(rows, part.cpu().split(lengths), strict=True):
                         column[row] = of_row.tolist() if of_row.dim() == 1 else of_row.flatten().numpy()
-    return values if world == 1 else _gathered_from_ranks(values, world)
+    return values if world == 1 else _merged(ranks.gathered(values))
 
 
-def _gathered_from_ranks(values: TokenValues, world: int) -> TokenValues:
-    """Combines the values of all ranks, each of which has computed some of the rows."""
-    parts: list[Any] = [None] * world
-    torch.distributed.all_gather_object(parts, values)
+def _merged(parts: list[TokenValues]) -> TokenValues:
+    """Merges the values of all ranks, each of which has computed some of the rows."""
 
     def merge(lists: Iterable[list[Any]]) -> list[Any]:
         return [next(filter(len, of_row), []) for of_row in zip(*lists, strict=True)]

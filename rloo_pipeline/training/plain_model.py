@@ -276,15 +276,11 @@ class StoredTensors:
 
     def __init__(self, files: Iterable[Path]) -> None:
         """Reads the names and shapes of the tensors."""
-        from safetensors import safe_open
-
         self.files: dict[str, Path] = {}
         self.shapes: dict[str, list[int]] = {}
         for file in files:
-            with safe_open(file, "pt") as opened:
-                for name in opened.keys():  # noqa: SIM118
-                    self.files[name] = file
-                    self.shapes[name] = opened.get_slice(name).get_shape()
+            for name, entry in model_files.tensors_in(file).items():
+                self.files[name], self.shapes[name] = file, entry["shape"]
 
     def read(self, name: str) -> Tensor:
         """Reads a tensor and closes its file again, since its pages count as memory of this process."""

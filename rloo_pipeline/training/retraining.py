@@ -8,6 +8,7 @@ gives the same bytes. On GPUs, or if keys that only affect speed have changed in
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,15 +89,14 @@ def keep(config: Config, trainer: RoundTrainer, policy: Path, states: Path, abou
     engine, round_ = trainer.engine, about["round"]
     about = about | {"table": engine.from_first(_table(states, round_))}  # only the first rank has written it
     state = TrainerState(engine, trainer.algorithm_state.to_json(), policy, **about)
-    state.lag = config.rollout.lag if config.node_folder else 0
+    lag = config.rollout.lag if config.node_folder else 0
     target = states / f"{round_:05d}"
     key = _key(config, round_, about["policy"], about["table"])
     kept = engine.can_wait and engine_cache.keep("trainer", key, trainer)
     if kept and round_ < config.rounds:
-        engine_cache.write_later(state.write, target)
+        engine_cache.write_later(partial(state.write, lag=lag), target)
         return
-    state.lag = max(state.lag, 1)  # this round may have to run again
-    state.write(target)
+    state.write(target, max(lag, 1))  # this round may have to run again
     if not kept:
         engine.close()
 
@@ -157,39 +157,30 @@ def _key(config: Config, round_: int, policy: str, table: str | None) -> tuple[o
 
 def _table(states: Path, round_: int) -> str | None:
     """Digest of train.parquet of a round."""
-    return facts_of_round(states.parent, round_).get(tables.DIGEST)
+    return lineage.facts_of_round(states.parent, round_).get(tables.DIGEST)
 
 
 def _newest(round_: int, states: Path) -> tuple[int, Path | None]:
     """The newest state of a round up to this one, and the number of its round; 0 if there is none."""
     for folder in trainer_state.of_rounds(states):
         facts, number = lineage.facts_of(folder), int(folder.name)
-        table = facts_of_round(states.parent, number)
+        table = lineage.facts_of_round(states.parent, number)
         expected = {"policy": table.get("policy"), "table": table.get(tables.DIGEST)}
         if number <= round_ and all(facts.get(key, value) == value for key, value in expected.items() if value):
             return number, folder
     return 0, None
 
 
-def _round(run: Path, number: int) -> Path:
-    return run / "rounds" / f"{number:05d}"
-
-
-def facts_of_round(run: Path, number: int) -> dict[str, str]:
-    """Lineage facts of the table that a round's update wrote."""
-    return lineage.facts_of(_round(run, number) / lineage.TRAIN)
-
-
 def _digest_of(run: Path, number: int) -> str:
     """Digest of a policy, whose folder may have been removed."""
     if number == 0:
         return Policy(run / POLICIES / f"{0:05d}").digest
-    return facts_of_round(run, number).get("policy", "")
+    return lineage.facts_of_round(run, number).get("policy", "")
 
 
 def _train(config: Config, round_: int, engine: Engine, carried: AlgorithmState, run: Path) -> AlgorithmState:
     """Trains a round from the tables in its folder, whose number of shards may differ from today's."""
-    folder = _round(run, round_)
+    folder = lineage.round_folder(run, round_)
     kinds = [sorted(folder.glob(f"{kind}/*.parquet")) for kind in ("rollouts", "scores", "reference", "teacher")]
     if not kinds[0]:
         raise UserError(f"{folder / 'rollouts'}: no tables, and no trainer state is as recent; start a new run")

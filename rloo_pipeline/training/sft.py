@@ -13,7 +13,6 @@ from rloo_pipeline.artifacts import assets as asset_files
 from rloo_pipeline.artifacts import lineage
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config, Sft
-from rloo_pipeline.runtime import reproducible
 from rloo_pipeline.runtime.progress import counting, say
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training.demonstrations import demonstrations
@@ -36,7 +35,6 @@ def sft(config: Config, section: Sft, start: Policy, assets: Path, prompts: Path
     Raises:
         UserError: no demonstration is left to train on, or a column is missing.
     """
-    reproducible.use_torch(config.deepspeed.threads, config.reproducible)
     path = asset_files.read(assets, "demonstrations")["demonstrations"]["path"]
     sequences = demonstrations(config, section, path, start, prompts).trained
     # all weights, also in runs whose updates train a LoRA adapter

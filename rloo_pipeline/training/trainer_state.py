@@ -10,8 +10,6 @@ import os
 import shutil
 from pathlib import Path
 
-import torch
-
 from rloo_pipeline.artifacts import files, manifest, model_files
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError, translate_write_errors
@@ -40,8 +38,6 @@ class TrainerState:
             about: facts that `verify` must be given again, such as the round.
         """
         self.engine, self.algorithm_state, self.weights, self.about = engine, algorithm_state, weights, about
-        self.lag = 0
-        """Age in rounds of the oldest policy that may be lost with a node's own disk."""
         self.parts: dict[str, object] = {}
         """The objects that DeepSpeed would write on this rank, by file name; empty with an offload to a disk."""
         if not engine.settings.deepspeed.offload.on_disk:
@@ -57,17 +53,20 @@ class TrainerState:
     def _take(self, state_dict: object, path: str) -> None:
         self.parts[Path(path).name] = state_dict
 
-    def write(self, target: Path) -> None:
+    def write(self, target: Path, lag: int = 0) -> None:
         """Replaces the state in `target`, all at once, and removes the states of earlier rounds beside it.
 
         Every rank takes part.
+
+        Args:
+            target: folder of the state.
+            lag: age in rounds of the oldest policy that may be lost with a node's own disk.
         """
         rank = self.engine.rank
         temporary = self.engine.from_first(files.temporary_path(target) if rank.first else target)
         try:
             with translate_write_errors(target.parent):
-                digests: list[dict[str, str]] = [{} for _ in range(rank.world)]
-                torch.distributed.all_gather_object(digests, self._write_parts(temporary / TAG))
+                digests = ranks.gathered(self._write_parts(temporary / TAG))
                 if rank.first:
                     known = {f"{TAG}/{name}": digest for part in digests for name, digest in part.items()}
                     known |= self._link_policy(temporary / POLICY)
@@ -75,7 +74,7 @@ class TrainerState:
                     world, zero_stage = rank.world, self.engine.zero_stage
                     manifest.write_manifest(temporary, known, world=world, zero_stage=zero_stage, **self.about)
                     files.replace_folder(temporary, target)
-                    _remove_others(target, self.lag)
+                    _remove_others(target, lag)
         finally:
             if rank.first:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -119,11 +118,8 @@ def _remove_others(target: Path, lag: int) -> None:
 
 def remove_older(target: Path, lag: int) -> None:
     """Removes the states beside `target` that are older, except those that `_remove_others` keeps."""
-    enough = not lag
-    for folder in of_rounds(target.parent):
-        if folder.name < target.name and enough:
-            shutil.rmtree(folder, ignore_errors=True)
-        enough = enough or int(folder.name) <= int(target.name) - lag
+    if enough := [folder for folder in of_rounds(target.parent) if int(folder.name) <= int(target.name) - lag]:
+        files.remove_older(enough[0])
 
 
 def of_rounds(folder: Path) -> list[Path]:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
@@ -60,10 +60,7 @@ def write_together(model: PreTrainedModel, target: Path, place: Path | None = No
             if own:
                 wait(writing.values())  # at most one file is written while the next is gathered
                 writing[file] = thread.submit(_write, as_in_checkpoint(model, kept), (place or target) / file)
-    own_digests = {file: each.result() for file, each in writing.items()}
-    of_ranks: list[Any] = [own_digests] * rank.world
-    if rank.world > 1:
-        torch.distributed.all_gather_object(of_ranks, own_digests)
+    of_ranks = ranks.gathered({file: each.result() for file, each in writing.items()})
     if rank.first:
         _write_index(target, files, in_files, sum(each.nbytes for part in in_files for each in part.values()))
         if place is not None:

@@ -23,7 +23,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
 from socket import send_fds, socketpair
@@ -100,7 +100,7 @@ class UserCodeProcess:
         """Reads the messages that have arrived, and sets `lost` once there can be no more."""
         messages: list[Any] = []
         code = self.exit_code()  # before reading, since messages of a dead process must still be read
-        complete = self.read(self.limit, self.kinds, lambda message: messages.append(self.recorded(message)))
+        complete = self._read_into(messages)
         if self.fault is CLOSED and code is None:
             code = self.exit_code()  # a process that has exited closes its end, too
         if self.fault is NO_MESSAGE:
@@ -111,17 +111,8 @@ class UserCodeProcess:
             self.lost = self.fault
         return messages
 
-    def read(self, limit: int, kinds: Mapping[str, type], record: Callable[[Any], object]) -> bool:
-        """Reads the messages that have arrived, without waiting for more, unless the connection is broken.
-
-        Args:
-            limit: maximum size of a message in bytes.
-            kinds: types of messages by name.
-            record: called with each message; raises BadMessageError for one that is impossible at this point.
-
-        Returns:
-            True if nothing is left to read.
-        """
+    def _read_into(self, messages: list[Any]) -> bool:
+        """Appends the messages that have arrived, unless the connection is broken; returns True if nothing is left."""
         end = time.monotonic() + READ_SECONDS
         poll = select.poll()
         poll.register(self.file, select.POLLIN)
@@ -135,19 +126,18 @@ class UserCodeProcess:
                 if not data:
                     self.fault, self.deadline = CLOSED, time.monotonic() + EXIT_SECONDS
                 self.unread += data
-                for report in self._complete(limit):
-                    for message in decode_report(report, kinds):
-                        record(message)
+                for report in self._complete():
+                    messages += map(self.recorded, decode_report(report, self.kinds))
         except BadMessageError:
             self.fault = NO_MESSAGE
         return True
 
-    def _complete(self, limit: int) -> Iterator[bytearray]:
+    def _complete(self) -> Iterator[bytearray]:
         """Takes complete messages out of the buffer."""
         size = LENGTH.size
         while len(self.unread) >= size:
             end = size + LENGTH.unpack_from(self.unread)[0]
-            if end > size + limit:
+            if end > size + self.limit:
                 raise BadMessageError
             if len(self.unread) < end:
                 return

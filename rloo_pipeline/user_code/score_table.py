@@ -28,18 +28,6 @@ OF_PROMPTS = {*OWN_ARGUMENTS, "prompt", "prompt_ids", "environment_observation"}
 """Columns of prompt sets that are not columns of the dataset."""
 
 
-def score_table(
-    rewards: Sequence[Reward],
-    scoring: Scoring,
-    rollouts: pa.Table,
-    prompts: PromptSet,
-    policy: Policy,
-    elsewhere: Elsewhere | None = None,
-) -> pa.Table:
-    """Scores a rollouts table with all functions."""
-    return score_tables(rewards, scoring, [rollouts], prompts, policy, elsewhere)[0]
-
-
 def score_tables(
     rewards: Sequence[Reward],
     scoring: Scoring,
@@ -48,11 +36,11 @@ def score_tables(
     policy: Policy,
     elsewhere: Elsewhere | None = None,
 ) -> list[pa.Table]:
-    """Scores rollouts tables. A function's processes start once, unless several functions take turns on GPUs: a process
-    ends when its function's last table is done.
+    """Scores rollouts tables with all functions. A function's processes start once, unless several functions take turns
+    on GPUs: a process ends when its function's last table is done.
     """
     if len(rollouts) > 1 and sum(bool(reward.gpus) for reward in rewards) > 1:
-        return [score_table(rewards, scoring, table, prompts, policy, elsewhere) for table in rollouts]
+        return [score_tables(rewards, scoring, [table], prompts, policy, elsewhere)[0] for table in rollouts]
     if any(reward.gpus for reward in rewards):
         devices.free_gpu()  # a sampler in this process may hold the GPU
     with WorkerPools(rewards, scoring.workers, elsewhere=elsewhere) as pools:

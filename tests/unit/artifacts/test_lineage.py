@@ -12,7 +12,7 @@ from helpers import mini
 from rloo_pipeline.artifacts import assets, files, lineage, manifest, policy, tables
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.round_tables import RoundFiles
-from rloo_pipeline.cli.stage_options import INPUTS
+from rloo_pipeline.cli.stage_options import OUTPUTS
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging import run_files
@@ -199,8 +199,8 @@ def test_an_updates_table_names_the_functions_and_reward_models_of_its_scores(tm
     lineage.require_one_scoring([scores, write_table(tmp_path / lineage.TRAIN, **lineage.of_metrics({}, scores))])
 
 
-def test_the_arguments_that_are_checked_are_those_of_stages() -> None:
+def test_the_arguments_that_are_not_checked_are_those_of_stages() -> None:
     from rloo_pipeline.cli import stages
 
     names = {option.name for command in stages.COMMANDS for option in command.options}
-    assert set(INPUTS) <= names
+    assert set(OUTPUTS) <= names

@@ -1,16 +1,19 @@
 """A stage takes threads and GPUs once, before its function imports torch; ranks use those of their launcher."""
 
+import argparse
 import os
+import re
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 import yaml
 from helpers import mini
 
-from rloo_pipeline.cli import main, stages
+from rloo_pipeline.cli import main, stage_options, stages
 from rloo_pipeline.cluster import nodes
-from rloo_pipeline.runtime import gpu_claims, ranks
+from rloo_pipeline.runtime import gpu_claims, installation, ranks, reproducible
 
 WORDS = {
     "rollout": ("--prompts", "p", "--policy", "p", "--round", "1", "--shard", "0"),
@@ -76,6 +79,28 @@ def test_ranks_of_a_split_model_take_no_gpu_from_their_launcher(run_stage, stage
     assert run_stage(stage, deepspeed=split) == [(2, True), "2 ranks"]
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
     assert run_stage(stage, deepspeed=split) == []
+
+
+def test_torch_computes_as_configured_in_stages_that_compute_with_it(run_stage, monkeypatch) -> None:
+    used: list[object] = []
+    monkeypatch.setattr(reproducible, "_asked", None)
+    monkeypatch.setattr(reproducible, "use_torch", lambda *given: used.append(given))
+    for stage in ("rollout", "reference", "warmstart"):
+        run_stage(stage, reproducible=True, deepspeed={"threads": 3})
+    run_stage("reference", reproducible=True, deepspeed={"threads": 3, "processes": 2, "zero_stage": 3})
+    assert used == [(3, True), (3, True)]
+
+
+def test_every_path_that_a_stage_does_not_write_must_be_of_the_run() -> None:
+    names: dict[str, set[str]] = {"input": set(), "output": set()}
+    for rules in (installation.root() / "workflow" / "rules").glob("*.smk"):
+        for option, kind in re.findall(r"--([\w-]+)[ =]\{(input|output)", rules.read_text()):
+            names[kind].add(option.replace("-", "_"))
+    assert names["output"] == {*stage_options.OUTPUTS}
+    assert names["input"] & names["output"] == {"held_out"}
+    paths = {"output": Path("a"), "summary": Path("b"), "new": Path("c"), "held_out": [Path("d"), Path("e")]}
+    arguments = argparse.Namespace(**paths, several=[Path("f"), Path("g")], round_=1)
+    assert [path.name for path in stage_options._inputs(arguments)] == ["c", "f", "g", "d"]
 
 
 @pytest.mark.parametrize(("trains", "started"), [(False, (1, 1)), (True, (2, 4))])

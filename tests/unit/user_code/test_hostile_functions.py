@@ -7,6 +7,7 @@ import time
 from functools import partial
 from pathlib import Path
 from socket import recv_fds
+from typing import ClassVar
 
 import pytest
 from helpers import score_all
@@ -192,15 +193,19 @@ def test_reports_keep_every_bit() -> None:
 
 
 def test_messages_arrive_whole_in_whatever_pieces_they_are_sent() -> None:
-    process, arrived = UserCodeProcess(), list[Done]()
-    read = partial(process.read, 100, {"Done": Done}, arrived.append)
+    class RunningProcess(UserCodeProcess):
+        kinds: ClassVar = {"Done": Done}
+        limit = 100
+
+        def exit_code(self) -> None: ...
+
+    process, arrived = RunningProcess(), list[Done]()
     sent = [Done([number], [0.5], [[1.0]], {}) for number in range(3)]
     for byte in b"".join(LENGTH.pack(len(report)) + report for report in (encode_report([done]) for done in sent)):
         process.other_end.send(bytes([byte]))
-        read()
+        arrived += process.messages()
     assert (arrived, process.fault) == (sent, None)
     process.other_end.send(LENGTH.pack(101))
-    read()
-    assert process.fault == DISTURBED
+    assert (process.messages(), process.fault) == ([], DISTURBED)
     process.close()
     process.other_end.close()
