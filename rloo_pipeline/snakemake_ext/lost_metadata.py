@@ -83,7 +83,8 @@ def missing_tables(call: SnakemakeCall) -> str | None:
     """A message about tables that were deleted from finished runs; None if the user asks for only part of a run."""
     if call.workflow.dag_settings.targets:
         return None
-    outputs = (str(file) for job in call.workflow.dag.jobs for file in job.output)
+    jobs = (job for job in call.workflow.dag.jobs if stage_of(job.rule) in STAGES)
+    outputs = (str(file) for job in jobs for file in job.output)
     lost = sorted(file for file in outputs if file.endswith(".parquet") and not Path(file).exists())
     if not lost:
         return None

@@ -259,12 +259,15 @@ def test_a_table_that_was_deleted_is_named_unless_only_a_part_was_asked_for(star
     here, gone = (f"results/mini/rounds/00001/scores/{shard:03d}.parquet" for shard in range(2))
     write_json(Path(here), {})
     outputs = [here, gone, "results/mini/policies/00001"]
-    starting.workflow.dag = SimpleNamespace(jobs=[SimpleNamespace(output=outputs)])
+    rules = (SimpleNamespace(shellcmd=f"{program} score --output {{output}}") for program in ("rloo", "of-a-user"))
+    jobs = [SimpleNamespace(rule=rule, output=[*outputs]) for rule in rules]
+    jobs[1].output.append("temporary.parquet")
+    starting.workflow.dag = SimpleNamespace(jobs=jobs)
     for targets, named in (({here}, False), (set(), True)):
         starting.workflow.dag_settings = SimpleNamespace(targets=targets)
         assert (f"1 table of finished jobs, such as {gone}" in str(lost_metadata.missing_tables(starting))) == named
     Path(here).rename(gone)
-    starting.workflow.dag.jobs[0].output.remove(here)
+    jobs[0].output.remove(here)
     assert lost_metadata.missing_tables(starting) is None
 
 
