@@ -31,7 +31,7 @@ def write(
     described = {}
     for key, place in places.items():
         path = Path(str(place["path"]))
-        top, names = (path, []) if path.is_relative_to(output or folder) else _files_of_source(path)
+        top, names = (path, []) if path.is_relative_to(output or folder) else files_of_source(path)
         described[key] = {**place, "files": entries(top, names)}
     write_json(folder / ASSETS, described)
     write_manifest(folder, **about)
@@ -63,11 +63,11 @@ def read(folder: Path, *keys: str, weights: bool = True) -> dict[str, Any]:
     for key in keys:
         if key not in places:
             raise UserError(f"{folder / ASSETS}: has no {key}; delete {folder} and run again")
-        recorded = {name: entry for name, entry in places[key]["files"].items() if weights or not _is_weights(name)}
+        recorded = {name: entry for name, entry in places[key]["files"].items() if weights or not is_weights(name)}
         if recorded:
-            top, names = _files_of_source(Path(places[key]["path"]))
+            top, names = files_of_source(Path(places[key]["path"]))
             remedy = f"put it back as it was, or delete {folder} and run again"
-            names = [name for name in names if weights or not _is_weights(name)]
+            names = [name for name in names if weights or not is_weights(name)]
             check_entries(top, recorded, names, remedy, "is new since the run began")
     return places
 
@@ -86,11 +86,12 @@ def policy_of(folder: Path) -> Path:
     return model_of(folder) if (folder / ASSETS).exists() else folder
 
 
-def _is_weights(name: str) -> bool:
+def is_weights(name: str) -> bool:
+    """True for a file of weights, which policy 0 holds a copy of."""
     return name.endswith(".safetensors")
 
 
-def _files_of_source(path: Path) -> tuple[Path, list[str]]:
+def files_of_source(path: Path) -> tuple[Path, list[str]]:
     """The folder of a source, and the names of its files that a run may read; none for a generator."""
     if path.is_file():
         return path.parent, [path.name]

@@ -1,10 +1,12 @@
-"""Checks the configuration on Snakemake's command line: the files of `--configfile` and the keys of `--config`.
+"""Checks the configuration on Snakemake's command line: the files of `--configfile`, the keys of `--config`, and the
+working folder of `--directory`.
 
-Snakemake reads both before the Snakefile. It prints a traceback for a missing file or a malformed key, and a message
+Snakemake reads them before the Snakefile. It prints a traceback for a missing file or a malformed key, and a message
 without the file's name for a broken file. It passes values inside a section of `--config` to the workflow as text.
 """
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -23,8 +25,8 @@ def check(argv: Sequence[str] | None = None) -> None:
         argv: the command line; None for that of this process. It is ignored unless it is Snakemake's.
 
     Raises:
-        CliException: a file is missing, not YAML or not a mapping, a change is not KEY=VALUE, or an option is given
-            twice. Snakemake prints this error without a traceback.
+        CliException: a file is missing, not YAML or not a mapping, a change is not KEY=VALUE, an option is given twice,
+            or Snakemake cannot work in the folder. Snakemake prints this error without a traceback.
     """
     program, *options = sys.argv if argv is None else argv
     if not is_snakemake(program):
@@ -33,13 +35,14 @@ def check(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--directory", "-d", type=Path, default=Path())
     named = parser.parse_known_args(options)[0]
     default = named.directory / DEFAULT_CONFIG
-    files = named.files[-1] if named.files else [default] if default.exists() else []
-    if files or named.changes:
+    files = named.files[-1] if named.files else [default] if os.access(default, os.F_OK) else []
+    if files or named.changes or named.directory != Path():
         from snakemake.exceptions import CliException
 
         from rloo_pipeline.config.loading import read_changes, refuse_bad_files
 
         try:
+            _refuse_folder(named.directory)
             _refuse_twice("--configfile", named.files)
             _refuse_twice("--config", named.changes)
             refuse_bad_files(files)
@@ -61,6 +64,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", "-C", action="append", nargs="*", default=[], dest="changes")
     return parser
+
+
+def _refuse_folder(folder: Path) -> None:
+    """Refuses a working folder that this user may not enter; Snakemake makes a missing one."""
+    nearest = next(path for path in (folder, *folder.absolute().parents) if os.access(path, os.F_OK))
+    if not os.access(f"{nearest}/.", os.X_OK if nearest == folder else os.X_OK | os.W_OK):
+        raise UserError(f"--directory {folder}: {nearest} is not a folder that you may use; name another one")
 
 
 def _refuse_twice(option: str, given: Sequence[Sequence[object]]) -> None:

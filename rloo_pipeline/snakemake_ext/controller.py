@@ -67,6 +67,7 @@ BEFORE_RUNNING: Steps = (
     early_stop.prepare_end,
     call_checks.require_inputs,
     early_stop.refuse_fewer_rounds,
+    early_stop.refuse_earlier,
     lost_metadata.refuse_kept,
     adoption.refuse_copy,
     lost_metadata.settle_functions,
@@ -155,8 +156,8 @@ class Controller(SnakemakeCall):
             kept = lost_metadata.kept(self) or lost_metadata.missing(self)
             if kept and not self.workflow.dryrun:
                 raise WorkflowError(kept)
-            if kept:
-                logger.warning(kept)
+            if said := kept or lost_metadata.missing_tables(self):
+                logger.warning(said)
         return True
 
 

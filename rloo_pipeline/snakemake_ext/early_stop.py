@@ -19,7 +19,7 @@ from snakemake.logging import logger
 
 from rloo_pipeline.errors import UserError, counted
 from rloo_pipeline.judging.diagnosis import STOPPED
-from rloo_pipeline.judging.run_files import is_finished, stopped_after
+from rloo_pipeline.judging.run_files import is_finished, metrics_of, stopped_after
 from rloo_pipeline.runtime import controller_watch
 from rloo_pipeline.snakemake_ext import configfiles, failures, run_folders
 from rloo_pipeline.snakemake_ext.logger import displays
@@ -41,6 +41,22 @@ def forget_earlier(call: SnakemakeCall) -> None:
     for run, config in call.runs.configs.items():
         if stopped_after(call.run_folder(run)) not in (None, config.rounds):
             (call.run_folder(run) / STOPPED).unlink(missing_ok=True)
+
+
+def refuse_earlier(call: SnakemakeCall) -> None:
+    """Refuses to train a run again only up to the round after which a gate ended its earlier training.
+
+    Raises:
+        UserError: the round of stopped.json would be trained again.
+    """
+    outputs = call.outputs()
+    for run in sorted(call.stopped):
+        folder, last = call.run_folder(run), call.runs.configs[run].rounds
+        if str(metrics_of(folder, last)) in outputs:
+            raise UserError(
+                f"a gate ended {folder} after round {last}, but that round would be trained again, which may go "
+                f"differently: delete {folder / STOPPED}, and the gates judge the run anew"
+            )
 
 
 def longer_runs(call: SnakemakeCall) -> Iterator[str]:

@@ -13,7 +13,7 @@ from snakemake.settings.enums import RerunTrigger
 
 from rloo_pipeline.config import JSON, STAGES, Config, flatten
 from rloo_pipeline.config.run_set import RunSet
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, counted
 from rloo_pipeline.judging import run_files
 from rloo_pipeline.snakemake_ext import run_sources
 from rloo_pipeline.snakemake_ext.failures import stage_of, typed_command
@@ -77,6 +77,21 @@ def missing(call: SnakemakeCall) -> str | None:
                     f"make it again{rounds if 'policies' in name else ''}: {typed_command()} -- {file}"
                 )
     return None
+
+
+def missing_tables(call: SnakemakeCall) -> str | None:
+    """A message about tables that were deleted from finished runs; None if the user asks for only part of a run."""
+    if call.workflow.dag_settings.targets:
+        return None
+    jobs = (job for job in call.workflow.dag.jobs if stage_of(job.rule) in STAGES)
+    outputs = (str(file) for job in jobs for file in job.output)
+    lost = sorted(file for file in outputs if file.endswith(".parquet") and not Path(file).exists())
+    if not lost:
+        return None
+    return (
+        f"{counted(len(lost), 'table')} of finished jobs, such as {lost[0]}, cannot be found; no result needs them, so "
+        f"they are not made again. If you want one: {typed_command()} -- {lost[0]}"
+    )
 
 
 def ignore_damaged_records(persistence: Any) -> None:

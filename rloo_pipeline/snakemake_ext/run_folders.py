@@ -167,7 +167,8 @@ def held_out_rounds(config: Config, run: Path, in_job: bool = False) -> list[int
     rounds = range(1, config.rounds + 1)
     if config.held_out_each_round and not in_job and not is_finished(run, config):
         return list(rounds)
-    return [number for number in rounds if held_out_of(run, number).exists()]
+    events = run / "tensorboard" / "eval"  # which stay if someone deletes a measurement
+    return [n for n in rounds if held_out_of(run, n).exists() or (events / f"{n:05d}.tfevents").exists()]
 
 
 def page_rounds(config: Config, run: Path) -> list[int]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rloo_pipeline.artifacts import manifest
-from rloo_pipeline.artifacts.assets import ASSETS
+from rloo_pipeline.artifacts.assets import ASSETS, files_of_source, is_weights
 from rloo_pipeline.config import Config, ModelSource, Source
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -50,19 +50,40 @@ def replaced(folder: Path) -> str | None:
     """The error message if a local file was replaced after `folder`, the assets of a run, was written, but nothing
     would run again for it. (A newer data file with other content makes everything run again.)
 
-    A replacement can have an older time (by `mv`, `cp -p` or `rsync -a`) and the same size.
+    A replacement can have an older time (by `mv`, `cp -p` or `rsync -a`) and the same size. So can all files of a
+    folder that was renamed, or to which a link now points.
     """
     moved = []
+    if listed := _other_files(folder):
+        return listed
     for source in _sources(folder):
         if source.is_newer:
             if source.is_model:
                 return _replaced(source.file, folder)
         elif source.status.st_size != source.bytes:
             return _replaced(source.file, folder)
-        elif source.status.st_ctime > source.changed:
+        elif source.moved > source.changed:
             moved.append(source)
     other = next((source.file for source, same in _compared(moved) if not same), None)
     return _replaced(other, folder) if other else None
+
+
+def _other_files(folder: Path) -> str | None:
+    """The error message if a file, such as a chat template, was added to a local model or removed from it after
+    `folder`, the assets of a run, was written. Weights do not count: a finished run does without them.
+    """
+    with suppress(OSError, ValueError, KeyError):
+        models = (source for name, source in recorded(folder).items() if _is_model(name))
+        for source in (source for source in models if Path(source["path"]).is_dir()):
+            top, names = files_of_source(Path(source["path"]))
+            for other in sorted({*names} ^ source["files"].keys()):
+                if not is_weights(other):
+                    done = "added to" if other in names else "removed from"
+                    return (
+                        f"{other} was {done} {top} after the run began, and nothing would run again for it: undo this, "
+                        f"delete {folder} to begin again, or give the run another name"
+                    )
+    return None
 
 
 def _replaced(file: Path, folder: Path) -> str:
@@ -85,6 +106,8 @@ class _Source(NamedTuple):
 
     file: Path
     status: os.stat_result
+    moved: float
+    """Time at which the file, or the folder or link that the configuration names, was last changed or renamed."""
     is_model: bool
     bytes: int
     digest: str
@@ -104,12 +127,17 @@ def _sources(folder: Path) -> Iterator[_Source]:
         assets = (folder / ASSETS).stat()
         times = assets.st_mtime, min(assets.st_mtime, assets.st_ctime)  # a copy of the run has a later ctime
         for name, source in recorded(folder).items():
-            top, is_model = Path(source["path"]), name in ("model", "reward_model") or name.startswith("teacher")
-            top = top.parent if top.is_file() else top
+            named = Path(source["path"])
+            top = named.parent if named.is_file() else named
             for inner, entry in source["files"].items():
                 with suppress(FileNotFoundError):
                     status = (top / inner).stat()
-                    yield _Source(top / inner, status, is_model, entry["bytes"], entry[manifest.DIGEST], *times)
+                    of_file = max(status.st_ctime, named.lstat().st_ctime), _is_model(name), entry["bytes"]
+                    yield _Source(top / inner, status, *of_file, entry[manifest.DIGEST], *times)
+
+
+def _is_model(name: str) -> bool:
+    return name in ("model", "reward_model") or name.startswith("teacher")
 
 
 def _compared(sources: list[_Source]) -> Iterator[tuple[_Source, bool]]:

@@ -454,6 +454,23 @@ def test_a_copy_without_its_times_and_records_is_adopted_if_its_files_are_whole(
     )
 
 
+@pytest.mark.long
+def test_a_table_that_was_deleted_from_a_finished_run_is_named_and_made_again_only_if_asked_for(
+    finished, tmp_path
+) -> None:
+    project = Project(tmp_path / "project").take(finished, "rounds/00001/rollouts/000.parquet")
+    table = "results/mini/rounds/00001/rollouts/000.parquet"
+    outcome = project.snakemake("--cores", "1", plain=False)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    said = " ".join((outcome.stdout + outcome.stderr).split())
+    assert f"1 table of finished jobs, such as {table}, cannot be found" in said
+    assert f" -- {table}" in said
+    outcome = project.snakemake("--cores", "1", "--", table)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert project.files("rounds/**/*") == finished.files("rounds/**/*")
+    assert project.planned() == set(), "nothing runs again for a table with the content that it had"
+
+
 def test_what_follows_a_part_that_was_remade_by_itself_is_made_again(finished, tmp_path) -> None:
     project = Project(tmp_path / "project").take(finished)
     os.utime(project.folder / "results" / "mini" / "policies" / "00002" / ".snakemake_timestamp")

@@ -50,7 +50,7 @@ def controller(is_module: bool = False, executor: str = "local", **settings: Any
     controller = object.__new__(Controller)
     controller.waits, controller.planned = ExitStack(), False
     controller.main, controller.is_module, controller.several_nodes = True, is_module, False
-    controller.alone, controller.owner = True, ""
+    controller.alone, controller.owner, controller.stopped = True, "", set()
     controller.workflow = SimpleNamespace(
         rules=[
             SimpleNamespace(name=name, input=[], params=[], resources={}, priority=0)
@@ -253,6 +253,22 @@ def test_only_a_finished_run_lacks_a_policy(starting) -> None:
     for file in (*(f"evaluation/{name}/summary.json" for name in config.evaluated), "summary.json"):
         write_json(run / file, {})
     assert "policies/00000 is missing" in str(lost_metadata.missing(starting))
+
+
+def test_a_table_that_was_deleted_is_named_unless_only_a_part_was_asked_for(starting) -> None:
+    here, gone = (f"results/mini/rounds/00001/scores/{shard:03d}.parquet" for shard in range(2))
+    write_json(Path(here), {})
+    outputs = [here, gone, "results/mini/policies/00001"]
+    rules = (SimpleNamespace(shellcmd=f"{program} score --output {{output}}") for program in ("rloo", "of-a-user"))
+    jobs = [SimpleNamespace(rule=rule, output=[*outputs]) for rule in rules]
+    jobs[1].output.append("temporary.parquet")
+    starting.workflow.dag = SimpleNamespace(jobs=jobs)
+    for targets, named in (({here}, False), (set(), True)):
+        starting.workflow.dag_settings = SimpleNamespace(targets=targets)
+        assert (f"1 table of finished jobs, such as {gone}" in str(lost_metadata.missing_tables(starting))) == named
+    Path(here).rename(gone)
+    jobs[0].output.remove(here)
+    assert lost_metadata.missing_tables(starting) is None
 
 
 def test_jobs_on_other_machines_get_nothing_of_this_one(monkeypatch, starting) -> None:

@@ -15,6 +15,7 @@ from snakemake.scheduling.job_scheduler import JobScheduler
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.run_set import RunSet
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.snakemake_ext import early_stop
 from rloo_pipeline.snakemake_ext.snakemake_call import FINISHES, shortened
 
@@ -57,6 +58,19 @@ def test_sigterm_does_not_wait_for_what_it_interrupts(monkeypatch) -> None:
         assert display.stopping, "jobs that the signal has ended too are no failures"
     assert scheduler._open_jobs.acquire(timeout=60)
     assert scheduler._user_kill == "graceful"
+
+
+def test_a_run_that_a_gate_ended_is_not_trained_again_only_up_to_there(tmp_path) -> None:
+    """In an experiment it would stay at that round, although another learning rate may cure it."""
+    write_json(tmp_path / "mini" / "stopped.json", {"round": 3})
+    call = SimpleNamespace(stopped={"mini"}, run_folder=lambda run: tmp_path / run, outputs=set)
+    call.runs = RunSet({"mini": Config(**mini(rounds=3))})
+    early_stop.refuse_earlier(call)
+    call.outputs = lambda: {str(tmp_path / "mini" / "rounds" / "00003" / "metrics.json")}
+    with pytest.raises(
+        UserError, match=r"a gate ended .*/mini after round 3, but that round .* delete .*/stopped\.json"
+    ):
+        early_stop.refuse_earlier(call)
 
 
 SECOND_CALL = """

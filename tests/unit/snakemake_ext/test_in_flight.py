@@ -55,6 +55,9 @@ def test_a_killed_run_makes_what_it_lacks_and_a_finished_one_does_not(tmp_path: 
     assert run_folders.held_out_rounds(config, tmp_path) == []
     touch(held_out_of(tmp_path, 1), run_folders.page_of(tmp_path, 2))
     assert (run_folders.held_out_rounds(config, tmp_path), run_folders.page_rounds(config, tmp_path)) == ([1], [2])
+    touch(tmp_path / "tensorboard" / "eval" / "00003.tfevents")
+    assert run_folders.held_out_rounds(config, tmp_path) == [1, 3], "a measurement that was deleted is made again"
+    (tmp_path / "tensorboard" / "eval" / "00003.tfevents").unlink()
     (tmp_path / "summary.json").unlink()
     assert run_folders.held_out_rounds(config, tmp_path) == [1, 2, 3]
     assert run_folders.held_out_rounds(config, tmp_path, in_job=True) == [1], "as planned before the report began again"

@@ -519,6 +519,16 @@ def test_a_wrong_file_of_a_project_gives_a_one_line_error_too(folder, tmp_path, 
     configfiles.check([*argv, "--configfile", "mine.yaml"])
 
 
+@pytest.mark.parametrize("folder", ["file", "file/new"])
+def test_a_working_folder_that_is_none_gives_a_one_line_error(folder, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(CliException, match=rf"--directory {folder}: \S*file is not a folder that you may use"):
+        configfiles.check(["snakemake", "--cores", "1", "--directory", folder])
+    configfiles.check(["snakemake", "--cores", "1", "--directory", "new/below"])
+    assert not (tmp_path / "new").exists(), "Snakemake makes it"
+
+
 def test_a_key_of_a_section_gives_a_one_line_error_and_not_a_traceback() -> None:
     with pytest.raises(CliException, match=r"write a key of a section as --config 'update=\{lr: 1\}'"):
         configfiles.check(["snakemake", "-n", "--config", "rounds=2", "update.lr=1"])

@@ -1,6 +1,7 @@
 """Local data is watched file by file, a local model by its times, and a run is pinned if the Hub cannot change it."""
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -72,6 +73,44 @@ def test_a_data_file_that_was_replaced_by_another_with_an_older_time_is_noticed(
     other.rename(file)
     assert run_sources.unchanged(folder) == set()
     assert (f"{file} was replaced after the run began" in (run_sources.replaced(folder) or "")) == said
+
+
+@pytest.mark.parametrize(("name", "said"), [("chat_template.jinja", True), ("model.safetensors", False), (".x", False)])
+def test_a_file_that_was_added_to_a_local_model_or_removed_from_it_is_noticed(tmp_path, name, said) -> None:
+    """Snakemake watches config.json alone, and a run that has its policy 0 no longer reads the model."""
+    model, folder = tmp_path / "model", tmp_path / "assets"
+    for one in (model, folder):
+        one.mkdir()
+    (model / "config.json").touch()
+    assets.write(folder, {"model": {"path": str(model), "revision": None}})
+    (model / name).touch()
+    assert (f"{name} was added to {model} after the run began" in (run_sources.replaced(folder) or "")) == said
+    assets.write(folder, {"model": {"path": str(model), "revision": None}})
+    (model / name).unlink()
+    assert (f"{name} was removed from {model} after the run began" in (run_sources.replaced(folder) or "")) == said
+    shutil.rmtree(model)
+    assert run_sources.replaced(folder) is None, "a whole model that is gone is another matter"
+
+
+@pytest.mark.parametrize("by", ["link", "rename"])
+@pytest.mark.parametrize(("name", "key"), [("model.safetensors", "model"), ("rows.jsonl", "train")])
+def test_another_folder_of_the_same_sizes_and_older_times_is_noticed(tmp_path, by, name, key) -> None:
+    named, folder = tmp_path / "named", tmp_path / "assets"
+    for one in ("old", "new"):
+        (tmp_path / one).mkdir()
+        (tmp_path / one / name).write_text(one)
+    named.symlink_to("old") if by == "link" else (tmp_path / "old").rename(named)
+    folder.mkdir()
+    assets.write(folder, {key: {"path": str(named), "revision": None}})
+    assert run_sources.replaced(folder) is None
+    wait_until(lambda: time.time() > (folder / assets.ASSETS).stat().st_ctime)
+    if by == "link":
+        named.unlink()
+        named.symlink_to("new")
+    else:
+        named.rename(tmp_path / "aside")
+        (tmp_path / "new").rename(named)
+    assert f"{named / name} was replaced after the run began" in (run_sources.replaced(folder) or "")
 
 
 def test_weights_on_a_server_whose_clock_is_ahead_were_not_replaced(tmp_path) -> None:
