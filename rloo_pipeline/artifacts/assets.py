@@ -3,6 +3,7 @@
 It holds digests of files that lie elsewhere, such as the user's own model, for readers to check.
 """
 
+import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,8 @@ from rloo_pipeline.artifacts.model_files import PICKLES
 from rloo_pipeline.errors import UserError
 
 ASSETS = lineage.ASSETS
+PIECES, PIECE = 64, 16 << 10
+"""Number and bytes of the pieces of a file that `identity` reads."""
 
 
 def write(
@@ -97,3 +100,18 @@ def files_of_source(path: Path) -> tuple[Path, list[str]]:
         return path.parent, [path.name]
     names = [name for name in file_names(path) if "/." not in f"/{name}"]  # without hidden folders
     return path, [name for name in names if not name.endswith((*PICKLES, ".md"))]
+
+
+def identity(folder: Path) -> str:
+    """SHA-256 (hex) of the names and sizes of a model's files, and of pieces of each that are spread over it. Training
+    changes all weights, so it changes the pieces; reading the whole of a large model takes minutes.
+    """
+    found = hashlib.sha256()
+    for name in sorted(files_of_source(folder)[1]):
+        with (folder / name).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            found.update(f"{name}\0{size}\0".encode())
+            for piece in range(PIECES):
+                file.seek(max(0, size - PIECE) * piece // (PIECES - 1))
+                found.update(file.read(PIECE))
+    return found.hexdigest()

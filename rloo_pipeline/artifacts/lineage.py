@@ -31,6 +31,8 @@ FUNCTIONS = "functions"
 """Footer key: a digest of the code of each of the user's reward functions, as JSON; comments do not count."""
 REWARD_MODELS = "reward_models"
 """Footer key: the digest of the manifest of each reward model that the run has trained, as JSON."""
+REWARD_FILES = "reward_model_files"
+"""Footer key: what identifies the files of each reward model that the run has not trained, as JSON."""
 DECIDED = "decided"
 """Footer key: what decided the table, as JSON: the stage, the one reward function that ran or null, and the stage's
 parameters."""
@@ -114,19 +116,17 @@ def require_one_scoring(files: Iterable[Path]) -> None:
     """Checks that tables were scored by the same functions, so that their scores can be compared.
 
     Raises:
-        UserError: the user's functions were edited in between, or a reward model was trained again.
+        UserError: the user's functions were edited in between, or a reward model was trained again or replaced.
     """
-    versions = {
-        version: path
-        for path in files
-        if any(version := tuple(facts_of(path).get(key, "") for key in (FUNCTIONS, REWARD_MODELS)))
-    }
-    if len(versions) > 1:
-        first, second = list(versions.values())[:2]
-        raise UserError(
-            f"{first} and {second} were scored by different versions of your reward functions or models, so they "
-            "cannot be compared; delete one of them and run again"
-        )
+    facts = [(path, facts_of(path)) for path in files]
+    for keys in ((FUNCTIONS, REWARD_MODELS), (REWARD_FILES,)):  # tables of earlier releases lack the last
+        versions = {version: path for path, known in facts if any(version := tuple(known.get(key, "") for key in keys))}
+        if len(versions) > 1:
+            first, second = list(versions.values())[:2]
+            raise UserError(
+                f"{first} and {second} were scored by different versions of your reward functions or models, so they "
+                "cannot be compared; delete one of them and run again"
+            )
 
 
 def round_folder(run: Path, number: int) -> Path:
@@ -226,7 +226,7 @@ def of_metrics(metrics: Mapping[str, object], scores: Path) -> dict[str, str]:
     """Facts for the table of a round's update: digests of its metrics, and of the functions and reward models that gave
     its scores.
     """
-    scored_by = {key: fact for key, fact in facts_of(scores).items() if key in (FUNCTIONS, REWARD_MODELS)}
+    scored_by = {key: fact for key, fact in facts_of(scores).items() if key in (FUNCTIONS, REWARD_MODELS, REWARD_FILES)}
     return {"metrics": metrics_digest(metrics), **scored_by}
 
 

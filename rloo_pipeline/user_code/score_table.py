@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rloo_pipeline.artifacts import lineage, tables
+from rloo_pipeline.artifacts import assets, lineage, model_files, tables
 from rloo_pipeline.artifacts.manifest import MANIFEST, digest
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet
@@ -150,26 +150,27 @@ def as_table(
 
 
 def scoring_facts(rewards: Sequence[Reward]) -> dict[str, str]:
-    """Footer facts of a scores table: weights of the reward functions, digests of user code, and digests of reward
-    models that the run has trained.
-    """
+    """Footer facts of a scores table: weights of the reward functions, and digests of user code and reward models."""
     weights = {reward.column: reward.weight for reward in rewards}
     files = {reward.column: provenance.function_files(reward.function) for reward in rewards}
     digests = {name: _digest(list(of_one.values())) for name, of_one in files.items() if of_one}
-    models = {reward.column: digest(file) for reward in rewards if (file := _manifest_of_model(reward))}
+    folders = {reward.column: folder for reward in rewards if (folder := _model_of(reward))}
+    manifests = {column: folder / MANIFEST for column, folder in folders.items()}
+    models = {column: digest(file) for column, file in manifests.items() if file.exists()}
+    others = {column: assets.identity(folder) for column, folder in folders.items() if column not in models}
     return {
         tables.WEIGHTS: json.dumps(weights),
         **({lineage.FUNCTIONS: json.dumps(digests)} if digests else {}),
         **({lineage.REWARD_MODELS: json.dumps(models)} if models else {}),
+        **({lineage.REWARD_FILES: json.dumps(others)} if others else {}),
     }
 
 
-def _manifest_of_model(reward: Reward) -> Path | None:
-    """The manifest of a reward model that the run has trained; None for others."""
+def _model_of(reward: Reward) -> Path | None:
+    """The folder of a reward model; None for other functions. One that the run has trained has a manifest."""
     if not reward.is_model or "model" not in reward.options:
         return None
-    file = Path(str(reward.options["model"]), MANIFEST)
-    return file if file.exists() else None
+    return model_files.here(str(reward.options["model"]), reward.options.get("revision"))
 
 
 def _digest(digests: Sequence[str]) -> str:

@@ -1,6 +1,7 @@
 """A model or a data set of the user that was changed after it was staged is refused by the stage that reads it."""
 
 import json
+import shutil
 
 import pytest
 
@@ -64,3 +65,21 @@ def test_a_model_that_was_built_is_in_the_manifest(tmp_path) -> None:
     (output / "model" / "config.json").write_text("new")
     with pytest.raises(UserError, match=r"config.json .*; delete \S+/assets and run again"):
         assets.model_of(output)
+
+
+def test_the_identity_of_a_model_follows_its_content_and_neither_its_place_nor_its_notes(tmp_path) -> None:
+    folder, copy = tmp_path / "model", tmp_path / "copy"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    weights = bytes(range(256)) * 20_000  # 5 MB: more than all pieces
+    (folder / "model.safetensors").write_bytes(weights)
+    shutil.copytree(folder, copy)
+    before = assets.identity(folder)
+    (copy / "README.md").write_text("notes")
+    assert assets.identity(copy) == before
+    for changed in (weights[:-1] + b"x", b"x" + weights[1:], bytes(b ^ 1 for b in weights), weights + b"x"):
+        (copy / "model.safetensors").write_bytes(changed)
+        assert assets.identity(copy) != before
+    (copy / "model.safetensors").write_bytes(weights)
+    (copy / "chat_template.jinja").write_text("")
+    assert assets.identity(copy) != before

@@ -8,8 +8,10 @@ from unittest.mock import MagicMock
 import pyarrow as pa
 import pytest
 
+from rloo_pipeline.artifacts import lineage, tables
+from rloo_pipeline.artifacts.manifest import MANIFEST
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.config import Reward, Scoring
+from rloo_pipeline.config import REWARD_MODEL, Reward, Scoring
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.user_code import score_table
 from rloo_pipeline.user_code.score_batch import FunctionScores, log_summary
@@ -67,3 +69,20 @@ def test_several_tables_are_scored_by_the_same_processes(monkeypatch, gpus, star
     assert [table["reward"].to_pylist() for table in tables] == [[1.0 * len(gpus)] * 2, [2.0 * len(gpus)] * 2]
     assert start.call_count == starts
     assert [call.args[3] for call in pools.score.call_args_list] == [starts == 1, False], "the last one may end them"
+
+
+def test_a_table_names_the_files_of_a_reward_model_that_the_run_has_not_trained(tmp_path) -> None:
+    """Tables scored before and after it was replaced are not compared."""
+    model = tmp_path / "model"
+    model.mkdir()
+    rewards = [Reward(function=REWARD_MODEL, options={"model": str(model)})]
+    row = {"prompt_id": "p", "sample": 0, "scores/reward_model": 1.0, "reward": 1.0, "seconds": 0.0, "error": None}
+    schema, scored = tables.scores_schema(["reward_model"]), []
+    for name in ("one", "two"):
+        (model / "model.safetensors").write_text(name)
+        scored.append(tmp_path / f"{name}.parquet")
+        tables.write(scored[-1], [row], schema, "scores", **score_table.scoring_facts(rewards))
+    with pytest.raises(UserError, match="different versions of your reward functions or models"):
+        lineage.require_one_scoring(scored)
+    (model / MANIFEST).write_text("{}")
+    assert lineage.REWARD_FILES not in score_table.scoring_facts(rewards)
