@@ -211,7 +211,7 @@ def _failure_of_file_system(error: BaseException) -> str | None:
     """The text of an error of the file system; None for other errors. safetensors raises its own exceptions."""
     if isinstance(error, OSError) and error.errno:
         return error.strerror if error.errno in OF_FILE_SYSTEM else None
-    codes = (errno.EIO, errno.ESTALE)
+    codes = (errno.EIO, errno.ESTALE, errno.EROFS)
     return next((os.strerror(code) for code in codes if f"{os.strerror(code)} (os error {code})" in str(error)), None)
 
 

@@ -28,6 +28,8 @@ RANDOM = {
     "torch": "__import__('torch').manual_seed(0)",
 }
 """Libraries that draw random numbers, and how to seed them, whatever names a script gives them."""
+GENERATORS = ("Random", "RandomState", "default_rng")
+"""Generators of random numbers, which draw anew each time unless they get a seed."""
 CHANGING = ("append", "extend", "insert", "add", "update", "sort", "reverse")
 """Methods that change a list, a set or a dict."""
 OWN = {"train", "held_out", "rows", "_split", "_both"}
@@ -70,8 +72,11 @@ def data(script: TrlScript, train: ast.expr, held_out: ast.expr | None) -> tuple
     parts = {"rows": train} if held_out is None else {"train": train, "held_out": held_out}
     chosen = {name: _closure(script, _names(script, part)) for name, part in parts.items()}
     together = [one for statements in chosen.values() for one in statements]
+    calls = _calls_of(*together, *parts.values())
     differs = "data.py draws with seed=0, not with the script's seed"
-    notes: list[Note] = [(call, "", differs) for call in _unseeded(script, (*together, *parts.values()))]
+    notes: list[Note] = [(call, "", differs) for call in _unseeded(script, calls)]
+    anew = "train and held_out draw anew in each call, also in a rerun; give it a seed in data.py"
+    notes += [(call, "", anew) for call in calls if _is_unseeded_generator(call)]
     if libraries := {library for one in together for library in _libraries(one)} & RANDOM.keys():
         above, bodies, seeds = _as_one(script, parts, sorted(libraries))
         notes += [(seed, "data.py", "if nothing else draws random numbers before the data") for seed in seeds]
@@ -137,9 +142,13 @@ def _seeds(script: TrlScript, statement: ast.stmt) -> bool:
     return bool(given) and all(script.holds(value) is not None for value in given)
 
 
-def _unseeded(script: TrlScript, nodes: Iterable[ast.AST]) -> list[ast.Call]:
-    """The calls in these nodes that draw without a seed, if the script, or a function in them, seeds random numbers."""
-    calls = {id(call): call for node in nodes for call in all_nodes(node, ast.Call)}.values()
+def _calls_of(*nodes: ast.AST) -> list[ast.Call]:
+    """All calls in these nodes, each once."""
+    return list({id(call): call for node in nodes for call in all_nodes(node, ast.Call)}.values())
+
+
+def _unseeded(script: TrlScript, calls: list[ast.Call]) -> list[ast.Call]:
+    """The calls that draw rows without a seed, if one of them, or a line of the script, seeds random numbers."""
     lines = [one.value for one in script.statements if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call)]
     is_seeded = any(name_of(call.func) in SEEDING for call in (*lines, *calls))
     return [call for call in calls if _has_no_seed(call)] if is_seeded else []
@@ -152,6 +161,13 @@ def _has_no_seed(call: ast.Call) -> bool:
     is_random = method == "train_test_split" or (method == "shuffle" and not call.args)
     given = {name for name, value in values.items() if value is not None or name is None}
     return is_random and values.get("shuffle") is not False and not given & {"seed", "generator", "random_state", None}
+
+
+def _is_unseeded_generator(call: ast.Call) -> bool:
+    """True if a call makes a generator of random numbers without a seed."""
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    are_none = (isinstance(one, ast.Constant) and one.value is None for one in given)
+    return name_of(call.func) in GENERATORS and all(are_none)
 
 
 def _closure(script: TrlScript, names: Iterable[tuple[str, int]]) -> list[ast.stmt]:

@@ -9,7 +9,6 @@ A Python file is digested as a syntax tree, in a form that is the same in Python
 and layout do not count.
 """
 
-import ast
 import hashlib
 import os
 import sys
@@ -34,8 +33,6 @@ WITHOUT_EFFECT = {
 """
 TASK_FILES = (".yaml", ".yml", ".py")
 """Suffixes of lm-eval's task files, which are digested as text."""
-READS_TEXT = {"__doc__", "getdoc", "getsource", "getcomments", "getsourcelines"}
-"""Names through which code can read docstrings or comments. If a user's code uses one, its text is digested."""
 
 
 def source_digest(stage: str, config: Config) -> str:
@@ -114,14 +111,9 @@ def _with_text_flag(closure: frozenset[Path]) -> Iterator[tuple[Path, bool]]:
     of the user if one of them may read docstrings or source.
     """
     user_files = {file for file in closure if not file.is_relative_to(PACKAGE)}
-    names = {
-        getattr(node, "attr", getattr(node, "id", None))
-        for file in user_files
-        if file.suffix == ".py"
-        for node in ast.walk(ast.parse(source(file).read_bytes()))
-    }
+    reads_text = any(syntax.facts(source(file)).reads_text for file in user_files if file.suffix == ".py")
     for file in closure:
-        yield file, file.suffix != ".py" or (file in user_files and not names.isdisjoint(READS_TEXT))
+        yield file, file.suffix != ".py" or (file in user_files and reads_text)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The imports of a Python file, and a digest of its code.
+"""The imports of a Python file, a digest of its code, and whether it may read docstrings or source.
 
 Parsing this package takes most of Snakemake's start-up time, so the facts of a file are cached for the user under the
 SHA-256 of its content.
@@ -18,6 +18,8 @@ from rloo_pipeline.runtime.caches import cache_folder
 
 BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 """Fields of syntax tree nodes that hold nested statements."""
+READS_TEXT = {"__doc__", "getdoc", "getsource", "getcomments", "getsourcelines"}
+"""Names through which code can read docstrings or comments."""
 MOST = 2000
 """Maximum number of files in the cache: enough for several versions of this package."""
 
@@ -29,6 +31,8 @@ class Facts(NamedTuple):
     """SHA-256 (hex) of `normal_form`."""
     imports: list[tuple[int, str, list[str]]]
     """The level of each relative import (0 for others), its module (empty for `import a, b`), and the names."""
+    reads_text: bool
+    """True if the code uses one of READS_TEXT."""
 
 
 _new: dict[str, Facts] = {}
@@ -47,7 +51,7 @@ def facts(file: Path) -> Facts:
         return _kept()[key]
     tree = ast.parse(content)
     digest = hashlib.sha256(normal_form(tree).encode()).hexdigest()
-    return _new.setdefault(key, Facts(digest, list(_imports(tree))))
+    return _new.setdefault(key, Facts(digest, list(_imports(tree)), _reads_text(tree, content)))
 
 
 def keep() -> None:
@@ -80,7 +84,7 @@ def _kept() -> dict[str, Facts]:
         return {}
     if hashlib.sha256(text.encode()).hexdigest() != digest:
         return {}
-    return {key: Facts(digest, imports) for key, (digest, imports) in json.loads(text).items()}
+    return {key: Facts(*values) for key, values in json.loads(text).items()}
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[int, str, list[str]]]:
@@ -89,6 +93,13 @@ def _imports(tree: ast.Module) -> Iterator[tuple[int, str, list[str]]]:
             yield 0, "", [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             yield node.level, node.module or "", [alias.name for alias in node.names]
+
+
+def _reads_text(tree: ast.Module, content: bytes) -> bool:
+    if not any(name.encode() in content for name in READS_TEXT):  # much faster than the tree
+        return False
+    names = {getattr(node, "attr", getattr(node, "id", None)) for node in ast.walk(tree)}
+    return not names.isdisjoint(READS_TEXT)
 
 
 def _executed(statements: Iterable[ast.AST]) -> Iterator[ast.AST]:

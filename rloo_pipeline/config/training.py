@@ -53,6 +53,12 @@ class Lora(Section):
         """True if `target_modules` is a regular expression."""
         return isinstance(self.target_modules, str) and self.target_modules != "all-linear"
 
+    def is_on(self, layer: str) -> bool:
+        """True if a layer at the top of the model, such as `lm_head`, gets an adapter; with `all-linear` none does."""
+        if isinstance(self.target_modules, str):
+            return re.fullmatch(self.target_modules, layer) is not None
+        return layer in self.target_modules
+
 
 class Update(Section):
     """Optimizer and learning rate of the RLOO updates."""

@@ -9,7 +9,9 @@ replaced by `rotate_heads`, `leave_experts_to_cpus` and `attend_within_images`.
 
 vLLM's reload leaves copies of some weights stale; `reload_weights` renews them. For adapters, vLLM finds layers by the
 last part of their names, fuses some (`q_proj`, `k_proj` and `v_proj` into `qkv_proj`), and silently drops modules that
-none of its layers takes. So we compare the modules after the adapter is loaded.
+none of its layers takes. So we compare the modules after the adapter is loaded. On CPUs, vLLM answers a request without
+an adapter from the adapter that the engine holds, if the adapter is on the LM head or another request of the batch uses
+it. So such an engine gets no requests without it.
 """
 
 from __future__ import annotations

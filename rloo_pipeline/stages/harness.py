@@ -94,7 +94,8 @@ def load_tasks(config: Config) -> tuple[Any, dict[str, Any]]:
     """Loads the tasks and their data; returns lm-eval's manager of tasks, and the tasks by name.
 
     Raises:
-        UserError: lm-eval does not know a task, its data is missing, or it cannot be run with thinking.
+        UserError: lm-eval does not know a task, its data is missing, or it scores given answers, which cannot be done
+            with thinking or with an adapter on the LM head.
     """
     from lm_eval.tasks import TaskManager, get_task_dict
 
@@ -109,11 +110,16 @@ def load_tasks(config: Config) -> tuple[Any, dict[str, Any]]:
             f"evaluation.harness.tasks: {names} cannot be loaded ({type(error).__name__}: {reason}); check the names, "
             "and fetch their data with the stage stage-harness where there is internet"
         ) from error
-    thinks = section.apply_chat_template and config.dataset.chat_template_kwargs.get("enable_thinking")
-    if thinks and (choices := [name for name, task in _leaves(tasks) if task.OUTPUT_TYPE != "generate_until"]):
+    choices = [name for name, task in _leaves(tasks) if task.OUTPUT_TYPE != "generate_until"]
+    if choices and section.apply_chat_template and config.dataset.chat_template_kwargs.get("enable_thinking"):
         raise UserError(
             f"evaluation.harness.tasks: {choices[0]} scores given answers, which leaves no room for thinking; take "
             "tasks that generate, or set apply_chat_template or dataset.chat_template_kwargs.enable_thinking to false"
+        )
+    if choices and config.update.lora is not None and config.update.lora.is_on("lm_head"):
+        raise UserError(
+            f"evaluation.harness.tasks: {choices[0]} scores given answers, for which vLLM leaves out an adapter on "
+            "lm_head; take tasks that generate, or leave lm_head out of update.lora.target_modules"
         )
     return manager, {str(name): task for name, task in tasks.items()}
 

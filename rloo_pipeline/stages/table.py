@@ -312,7 +312,7 @@ ROWS = (
         when=lambda config, _: config.evaluation.harness is not None,
         policy="none",
         decides=_whole(evaluation=only("harness")),
-        reads=("dataset",),
+        reads=("dataset", "update"),
         watched=False,
         local=True,
     ),
@@ -330,7 +330,7 @@ ROWS = (
         "evaluation/{name}/harness.json",
         when=lambda config, _: config.evaluation.harness is not None,
         decides=_whole(*_MODEL, evaluation=only("harness"), dataset=only("chat_template_kwargs", "system_prompt")),
-        reads=("vllm",),
+        reads=("vllm", "update"),
         engine="sampler",
     ),
     _after(

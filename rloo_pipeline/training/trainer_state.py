@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rloo_pipeline.artifacts import files, manifest, model_files
 from rloo_pipeline.config import JSON
-from rloo_pipeline.errors import UserError, translate_write_errors
+from rloo_pipeline.errors import UserError, naming, translate_write_errors
 from rloo_pipeline.runtime import ranks
 from rloo_pipeline.training.deepspeed_internals import deepspeed_config, nvme
 from rloo_pipeline.training.engine import Engine
@@ -65,7 +65,7 @@ class TrainerState:
         rank = self.engine.rank
         temporary = self.engine.from_first(files.temporary_path(target) if rank.first else target)
         try:
-            with translate_write_errors(target.parent):
+            with naming(target), translate_write_errors(target.parent):
                 digests = ranks.gathered(self._write_parts(temporary / TAG))
                 if rank.first:
                     known = {f"{TAG}/{name}": digest for part in digests for name, digest in part.items()}

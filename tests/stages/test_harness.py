@@ -64,14 +64,21 @@ def test_a_task_that_is_not_there_gives_a_one_line_error(tmp_path, tiny_model) -
     assert "Traceback" not in outcome.stderr
 
 
-def test_a_task_that_scores_given_answers_is_refused_with_thinking(tmp_path, tiny_model) -> None:
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"dataset": {"chat_template_kwargs": {"enable_thinking": True}}}, "which leaves no room for thinking"),
+        ({"update": {"lora": {"target_modules": ["lm_head"]}}}, "for which vLLM leaves out an adapter on lm_head"),
+        ({"update": {"lora": {"target_modules": ".*(_proj|lm_head)"}}}, "for which vLLM leaves out an adapter"),
+    ],
+)
+def test_a_task_that_scores_given_answers_is_refused_where_it_cannot(tmp_path, tiny_model, changes, why) -> None:
     kept = {key: TASK[key] for key in ("dataset_path", "test_split", "doc_to_text")}
     choices = {"task": "pick", "output_type": "multiple_choice", "doc_to_target": 0, "doc_to_choice": ["1", "2"]}
     scored = kept | choices | data_of_sums(tmp_path)
     evaluation = {"harness": {"tasks": [scored], "apply_chat_template": True}}
-    dataset = {"chat_template_kwargs": {"enable_thinking": True}}
-    run = Round(tmp_path / "run", tiny_model, evaluation=evaluation, dataset=dataset)
+    run = Round(tmp_path / "run", tiny_model, evaluation=evaluation, **changes)
     outcome = rloo("stage-harness", "--output", run.run / "harness" / "tasks.json")
     assert outcome.returncode == 1
-    assert "evaluation.harness.tasks: pick scores given answers, which leaves no room for thinking" in outcome.stderr
+    assert f"evaluation.harness.tasks: pick scores given answers, {why}" in outcome.stderr
     assert "Traceback" not in outcome.stderr

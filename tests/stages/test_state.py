@@ -1,6 +1,9 @@
 """A trainer resumed from policy and state takes the same step as one that was not interrupted, to the last bit."""
 
+import errno
+import os
 from pathlib import Path
+from unittest import mock
 
 import model_folders
 import pytest
@@ -9,8 +12,9 @@ from trainers import trainer_settings
 
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Lora
-from rloo_pipeline.errors import IncompatibleEngine, UserError
+from rloo_pipeline.errors import IncompatibleEngine, UserError, explain
 from rloo_pipeline.training import trainer_state
+from rloo_pipeline.training.deepspeed_internals import deepspeed_config
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.settings import TrainerSettings
@@ -133,3 +137,15 @@ def test_code_in_a_trainer_state_is_not_run_even_if_its_manifest_is_right(tmp_pa
     with pytest.raises(UserError, match=r"mp_rank_00_model_states\.pt: .* not a DeepSpeed state"):
         trainer_state.load(engine, tmp_path / "state")
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_disk_that_turns_read_only_while_a_state_is_written_names_the_state_and_leaves_none(
+    tmp_path, tiny_model, monkeypatch
+) -> None:
+    state = trainer_state.TrainerState(Engine(Policy(tiny_model), settings(0, "float32"), 0), {"number": 1})
+    without_a_name = OSError(errno.EROFS, os.strerror(errno.EROFS))
+    monkeypatch.setattr(deepspeed_config, "save_reproducibly", mock.Mock(side_effect=without_a_name))
+    with pytest.raises(OSError, match="Read-only") as raised:
+        state.write(tmp_path / "state")
+    assert explain(raised.value).startswith(f"{tmp_path / 'state'}: Read-only file system; run again once it can")
+    assert list(tmp_path.iterdir()) == []

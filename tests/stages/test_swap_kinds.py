@@ -5,12 +5,13 @@ A model with a tied LM head is in test_swap.py.
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import forks
 import model_folders
 import pytest
 from rounding import within
-from test_swap import ENGINE, sampled
+from test_swap import ENGINE, REQUESTS, sampled
 
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import IncompatibleEngine, UserError
@@ -33,9 +34,24 @@ def policy(kind: str, folder: Path, seed: int) -> Path:
 
 
 def swapped(kind: str, folder: Path) -> dict[str, Any]:
-    """The completions of a new engine, of the same one with another policy, and with the first policy again; and how
-    far it is from transformers after each swap.
+    """The completions of a new engine, of the same one with another policy, and with the first policy again; how far it
+    is from transformers after each swap; and the adapter of each request.
     """
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    adapters: list[Path | None] = []
+    add_request = LLMEngine.add_request
+
+    def add(*arguments: Any, lora_request: Any, **named: Any) -> str:
+        adapters.append(lora_request and Path(lora_request.lora_path))
+        return add_request(*arguments, lora_request=lora_request, **named)
+
+    with mock.patch.object(LLMEngine, "add_request", add):
+        return {**engine_results(kind, folder), "adapters": adapters}
+
+
+def engine_results(kind: str, folder: Path) -> dict[str, Any]:
+    """As `swapped`, without the adapters."""
     first, second = (policy(kind, folder, seed) for seed in (1, 2))
     sampler = Sampler(Policy(first), ENGINE, model_folders.CONTEXT, 0)
     result: dict[str, Any] = {"completions": [sampled(sampler)], "differences": []}
@@ -59,6 +75,13 @@ def swapped(kind: str, folder: Path) -> dict[str, Any]:
     swap_check.mean_difference = mean_difference
     sampler.leave_gpu()
     if kind == "adapter":
+        result["policies"] = first, second
+        result["completions"].append(sampled(sampler))
+        try:
+            sampler.swap(Policy(folder / "untied-1"), model_folders.CONTEXT)
+        except IncompatibleEngine as why:
+            result["without"] = str(why)
+        sampler.leave_gpu()
         result["refused"] = refused(first)
     return result
 
@@ -91,9 +114,9 @@ def results(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_engine_that_gets_its_first_policy_back_samples_as_a_fresh_one_to_the_bit(results, kind) -> None:
-    fresh, other, again = results[kind]["completions"]
+    fresh, other, *again = results[kind]["completions"]
     assert other != fresh
-    assert again == fresh
+    assert again == [fresh] * len(again)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -109,3 +132,14 @@ def test_experts_that_vllm_leaves_unpacked_are_noticed(results) -> None:
 def test_modules_of_an_adapter_that_vllm_does_not_apply_are_named(results) -> None:
     named = ", ".join(f"{name}_proj (2 times)" for name in ("gate", "k", "q", "up", "v"))
     assert f"vLLM has no layers for the adapter's {named}" in results["adapter"]["refused"]
+
+
+def test_an_engine_with_an_adapter_serves_nothing_without_it(results) -> None:
+    """On CPUs vLLM answers such requests with the adapter: its kernels take index -1, for none, as the last one."""
+    first, second = results["adapter"]["policies"]
+    adapters, asked = results["adapter"]["adapters"], len(REQUESTS)
+    probes = (len(adapters) - 4 * asked) // 4
+    served = [(first, asked + probes), (second, probes + asked + probes), (first, probes + asked + asked)]
+    assert adapters == [policy for policy, count in served for _ in range(count)]
+    assert results["adapter"]["without"] == "another model", "its base alone gets an engine of its own"
+    assert not any(results["untied"]["adapters"])

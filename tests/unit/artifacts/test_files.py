@@ -167,15 +167,19 @@ def test_without_disk_space_the_error_names_the_folder_and_no_file_is_left(tmp_p
 
 def test_an_error_of_the_file_system_names_the_folder_and_leaves_no_file(tmp_path) -> None:
     """Python's errors after `open` have no file name; safetensors raises its own."""
-    of_safetensors = RuntimeError("I/O error: Stale file handle (os error 116)")
-    for failure in (OSError(errno.ESTALE, os.strerror(errno.ESTALE)), of_safetensors):
+    stale, read_only = (os.strerror(code) for code in (errno.ESTALE, errno.EROFS))
+    for failure, why in (
+        (OSError(errno.ESTALE, stale), stale),
+        (RuntimeError(f"I/O error: {stale} (os error {errno.ESTALE})"), stale),
+        (RuntimeError(f"I/O error: {read_only} (os error {errno.EROFS})"), read_only),
+    ):
 
         def write(failure: Exception = failure) -> None:
             with files.atomic_write(tmp_path / "table") as temporary:
                 temporary.write_text("a half")
                 raise failure
 
-        with pytest.raises(UserError, match=rf"^{tmp_path}: the file system failed \(Stale file handle\); run again"):
+        with pytest.raises(UserError, match=rf"^{tmp_path}: the file system failed \({why}\); run again"):
             write()
     assert list(tmp_path.iterdir()) == []
 

@@ -886,6 +886,9 @@ def test_rows_that_a_script_draws_with_a_seed_are_those_of_the_script(
             "seed=0, not with the script's seed",
         ),
         ("set_seed(3)\nrows = data.shuffle(seed=3).select(np.arange(10))", None),
+        ("rows = data.select(np.random.default_rng().permutation(9))", "default_rng() train and held_out draw anew"),
+        ("own = random.Random(x=None)\nrows = data.select(own.sample(range(9), 3))", "give it a seed in data.py"),
+        ("own = np.random.RandomState(seed=0)\nrows = data.select(own.permutation(9))", None),
     ],
 )
 def test_rows_that_are_drawn_in_another_way_than_in_the_script_are_listed(lines, told) -> None:

@@ -219,12 +219,13 @@ def test_modules_without_effect_exist() -> None:
 def test_what_was_read_of_a_file_is_kept_for_its_content_and_read_anew_where_that_is_damaged(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     file = tmp_path / "mine.py"
-    file.write_text(MINE)
+    file.write_text(MINE.replace("beside.ONE", "len(beside.__doc__)"))
 
     def digest_in_a_new_process() -> str:
         for cached in (syntax.facts, syntax._kept, syntax._file):
             cached.cache_clear()
         digest = syntax.facts(file).digest
+        assert [*provenance._with_text_flag(frozenset({file}))] == [(file, b"__doc__" in file.read_bytes())]
         syntax.keep()
         return digest
 
