@@ -185,7 +185,7 @@ def requests(settings: Mapping[str, Any], rules: Path, config: Config) -> dict[s
         if not gres and isinstance(total := resources.get("gpu"), int):  # --gpus, of all nodes
             per_node = total // config.deepspeed.nodes if gpus and gpus[0] == "deepspeed.processes" else total
             gres = ":".join(["gpu", *filter(None, [resources.get("gpu_model")]), str(per_node)])
-        resources |= {"runtime": f"{minutes:.0f}", "mem_mb": f"{memory:.0f}" if memory else None, "gres": gres}
+        resources |= {"runtime": round(minutes), "mem_mb": round(memory), "gres": gres}  # 0: not asked for
         if gpus and gpus[0] == "deepspeed.processes" and config.deepspeed.nodes > 1:
             resources["nodes"] = config.deepspeed.nodes
         options = tuple(_sbatch_options(settings, resources))
