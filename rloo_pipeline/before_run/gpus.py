@@ -32,7 +32,7 @@ FIRST_START, LATER_STARTS = 73, 43
 
 
 def findings(config: Config, in_image: bool, vllm_cache: Path | None = None) -> Iterator[Finding]:
-    """Runs all checks; does nothing on a machine without a GPU.
+    """Runs all checks; does nothing on a machine without a GPU of NVIDIA, but notes one of AMD.
 
     Args:
         config: the run's configuration.
@@ -40,6 +40,8 @@ def findings(config: Config, in_image: bool, vllm_cache: Path | None = None) -> 
         vllm_cache: default folder of vLLM's cache for these stages; None for vLLM's own default.
     """
     if not devices.has_gpu():
+        if Path("/dev/kfd").exists():  # of AMD's driver
+            yield Finding("GPUs", True, "those of AMD are not supported: all would run on CPUs here", note=True)
         return
     names = devices.visible_gpus()
     rows = [row.split(", ") for row in devices.gpu_facts("name,memory.total,compute_cap,driver_version,compute_mode")]

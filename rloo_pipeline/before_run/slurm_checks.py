@@ -1,13 +1,14 @@
-"""Checks a SLURM profile: its partitions exist, are up, and allow the time, memory and GPUs that jobs request, and jobs
-request as many GPUs as their engines use.
+"""Checks a SLURM profile: its partitions exist, are up, and allow the time, memory and GPUs that jobs request, jobs
+request as many GPUs as their engines use, and sbatch would take them, with their account, QOS and constraint.
 
 Requests in the rules themselves are parsed from workflow/rules/*.smk: `growing(amount)` counts with the amount of its
 first attempt, and a sum with its first number. `scoring_memory` follows from the configuration.
 """
 
 import re
+import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from rloo_pipeline.before_run.findings import Finding
+from rloo_pipeline.cluster import slurm
 from rloo_pipeline.config import Config, Scoring
 from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.runtime.slurm_commands import run
@@ -24,6 +26,8 @@ from rloo_pipeline.workers import gpu_shares
 RULE = re.compile(r"^(?:rule (\w+):|use rule (\w+) as (\w+) with:)", re.MULTILINE)
 GROWING = re.compile(r"(mem_mb|runtime)=(?:growing\((\d+)|scoring_memory)")
 GPUS = re.compile(r"gpu(?::(\d*[A-Za-z_][\w.+-]*))?(?::(\d+))?")
+AMD = re.compile(r"\bmi\d{2,3}\w*", re.IGNORECASE)
+"""Type of AMD's data center GPUs in a partition's resources, such as `gpu:mi250:8`."""
 UNLIMITED = ("UNLIMITED", "infinite", "INVALID")
 
 
@@ -50,10 +54,32 @@ class ResourceRequest(NamedTuple):
     """Configuration key that sets the number of GPUs per node for its engine, and that number."""
     attempts: int = 1
     """Number of attempts; attempt n requests n times the minutes."""
+    longest: float = float("inf")
+    """Limit of the minutes that an attempt requests, from `resources` in the profile."""
+    options: tuple[str, ...] = ()
+    """Options of sbatch."""
 
 
+OPTIONS = {
+    "slurm_partition": "partition",
+    "slurm_account": "account",
+    "runtime": "time",
+    "mem_mb": "mem",
+    "gres": "gres",
+    "qos": "qos",
+    "constraint": "constraint",
+    "nodes": "nodes",
+}
+"""Resources of Snakemake's SLURM plugin → options of sbatch."""
+OF_EXECUTOR = {"rloo-slurm-qos": "qos", "rloo-slurm-reservation": "reservation"}
+"""Keys of the profile → options of sbatch."""
 USE_OURS = "write `executor: rloo-slurm`, and `rloo-slurm-…` for its keys `slurm-…`, as in profiles/slurm"
 """Advice for a profile for Snakemake's own SLURM executor."""
+OTHER_OPTIONS = (
+    "see `sinfo -R` for nodes that are down; else set slurm_account, qos, constraint or slurm_extra under "
+    "default-resources in the profile as your site asks for, or what these rules request under set-resources"
+)
+"""Advice for a job that SLURM would not start."""
 
 
 def findings(profile: Path, rules: Path, config: Config) -> Iterator[Finding]:
@@ -82,7 +108,7 @@ def findings(profile: Path, rules: Path, config: Config) -> Iterator[Finding]:
     except UserError as error:
         yield Finding("slurm", False, f"does not respond ({error})", "check whether SLURM is up")
         return
-    yield from compare_requests(partitions(shown, nodes), requests(settings, rules, config))
+    yield from compare_requests(partitions(shown, nodes), requests(settings, rules, config), refusal)
 
 
 def read_profile(profile: Path) -> dict[str, Any]:
@@ -139,6 +165,8 @@ def requests(settings: Mapping[str, Any], rules: Path, config: Config) -> dict[s
     profile's defaults, in this order.
     """
     default, per_rule = _resources(settings.get("default-resources")), settings.get("set-resources") or {}
+    limits = {name: _amount(name, value) for name, value in _resources(settings.get("resources")).items()}
+    longest = limits.get("runtime", float("inf"))
     by_rule = {}
     for rule, row, own in _rules(rules, config.scoring):
         if isinstance(per_rule, list):
@@ -148,7 +176,8 @@ def requests(settings: Mapping[str, Any], rules: Path, config: Config) -> dict[s
         else:
             for_rule = _resources(per_rule.get(rule))
         resources = default | own | for_rule
-        minutes, memory = _amount("runtime", resources.get("runtime")), _amount("mem", resources.get("mem_mb"))
+        minutes = min(_amount("runtime", resources.get("runtime")), longest)
+        memory = min(_amount("mem", resources.get("mem_mb")), limits.get("mem_mb", float("inf")))
         partition, gres = resources.get("slurm_partition"), resources.get("gres")
         grows = "attempt" in str(for_rule.get("runtime", "growing(attempt)"))
         attempts = 1 + int(settings.get("retries") or 0) if grows else 1
@@ -156,8 +185,19 @@ def requests(settings: Mapping[str, Any], rules: Path, config: Config) -> dict[s
         if not gres and isinstance(total := resources.get("gpu"), int):  # --gpus, of all nodes
             per_node = total // config.deepspeed.nodes if gpus and gpus[0] == "deepspeed.processes" else total
             gres = ":".join(["gpu", *filter(None, [resources.get("gpu_model")]), str(per_node)])
-        by_rule[rule] = ResourceRequest(partition, minutes, memory, gres, gpus, attempts)
+        resources |= {"runtime": round(minutes), "mem_mb": round(memory), "gres": gres}  # 0: not asked for
+        if gpus and gpus[0] == "deepspeed.processes" and config.deepspeed.nodes > 1:
+            resources["nodes"] = config.deepspeed.nodes
+        options = tuple(_sbatch_options(settings, resources))
+        by_rule[rule] = ResourceRequest(partition, minutes, memory, gres, gpus, attempts, longest, options)
     return by_rule
+
+
+def _sbatch_options(settings: Mapping[str, Any], resources: Mapping[str, Any]) -> Iterator[str]:
+    """The options of sbatch for a rule. Of two with the same name, sbatch takes the later one."""
+    for names, given in ((OPTIONS, resources), (OF_EXECUTOR, settings)):
+        yield from (f"--{option}={given[name]}" for name, option in names.items() if given.get(name))
+    yield from shlex.split(str(resources.get("slurm_extra") or ""))
 
 
 def _engine_gpus(row: StageRow, config: Config) -> tuple[str, int] | None:
@@ -224,13 +264,31 @@ def _amount(name: str, value: Any) -> float:
     return float(match[0]) if match else 0.0
 
 
-def compare_requests(by_name: Mapping[str, Partition], by_rule: Mapping[str, ResourceRequest]) -> Iterator[Finding]:
-    """Compares each request with its partition. Rules with the same request share a finding."""
+def refusal(request: ResourceRequest) -> str:
+    """SLURM's sentence if it would not start such a job; empty if it would, or in a job, where it may refuse any."""
+    try:
+        if slurm.own_job() is None:
+            run("sbatch", "--test-only", *request.options, "--wrap=true")
+    except UserError as error:
+        return str(error).partition("`: ")[2] or str(error)
+    return ""
+
+
+def compare_requests(
+    by_name: Mapping[str, Partition],
+    by_rule: Mapping[str, ResourceRequest],
+    refusal: Callable[[ResourceRequest], str] = lambda _: "",
+) -> Iterator[Finding]:
+    """Compares each request with its partition, then asks `refusal` for SLURM's reason against it. Rules with the same
+    request share a finding.
+    """
     groups: dict[ResourceRequest, list[str]] = {}
     for rule, request in by_rule.items():
         groups.setdefault(request, []).append(rule)
     for request, rules in groups.items():
         message, fix = judge(by_name, request)
+        if not fix and (reason := refusal(request)):
+            message, fix = f"SLURM would not start a job with {' '.join(request.options)}: {reason}", OTHER_OPTIONS
         later = "" if fix else _later_attempts(by_name, request)
         yield Finding(f"slurm {', '.join(rules)}", not fix, message + later, fix, note=bool(later))
 
@@ -238,12 +296,12 @@ def compare_requests(by_name: Mapping[str, Partition], by_rule: Mapping[str, Res
 def _later_attempts(by_name: Mapping[str, Partition], request: ResourceRequest) -> str:
     """A warning about the time that the last attempt requests; empty if the partition allows it."""
     partition = by_name.get(request.partition or "")
-    minutes = request.minutes * request.attempts
+    minutes = min(request.minutes * request.attempts, request.longest)
     if partition is None or minutes <= partition.minutes:
         return ""
     return (
         f"; attempt {request.attempts} would request {minutes:.0f} minutes, but {partition.minutes:.0f} are allowed, "
-        "so it would never start; set runtime under set-resources in the profile to a number"
+        f"so it would never start; `resources: {{runtime: {partition.minutes:.0f}}}` in the profile limits all jobs"
     )
 
 
@@ -273,14 +331,18 @@ def judge(by_name: Mapping[str, Partition], request: ResourceRequest) -> tuple[s
         message = f"{name} allows {partition.minutes:.0f} minutes, but {request.minutes:.0f} are requested"
         return (
             message,
-            f"set `runtime: {int(partition.minutes)}` or less for these rules under set-resources in the profile",
+            f"set `runtime: {int(partition.minutes)}` or less for these rules under set-resources in the profile, or "
+            f"`resources: {{runtime: {int(partition.minutes)}}}` for all",
         )
     if request.megabytes > partition.megabytes:
         message = f"{name} allows {partition.megabytes:.0f} MB, but {request.megabytes:.0f} are requested"
         return (
             message,
-            f"set `mem_mb: {int(partition.megabytes)}` or less for these rules under set-resources in the profile",
+            f"set `mem_mb: {int(partition.megabytes)}` or less for these rules under set-resources in the profile, or "
+            f"`resources: {{mem_mb: {int(partition.megabytes)}}}` for all",
         )
+    if request.gres and (amd := AMD.search(partition.gres)):
+        return f"{name} has GPUs of AMD ({amd[0]}), which are not supported", "use a partition with NVIDIA GPUs"
     if request.gres and not _has_gres(partition.gres, request.gres):
         message = f"{name} has no node with {request.gres} (it has {partition.gres or 'none'})"
         return message, "set gres in the profile as `sinfo -o '%P %G'` shows it"

@@ -22,6 +22,7 @@ from rloo_pipeline.snakemake_ext import (
     adoption,
     call_checks,
     early_stop,
+    leftover_jobs,
     locks,
     lost_metadata,
     node_exchange,
@@ -78,6 +79,7 @@ BEFORE_RUNNING: Steps = (
     run_folders.remove_lost_shards,
     early_stop.forget_earlier,
     node_exchange.refuse_jobs,
+    leftover_jobs.cancel,
     steps.use_this_machine,
 )
 """Steps before the first job. Dry runs, pictures of the DAG and finished runs have no jobs, so they write nothing."""

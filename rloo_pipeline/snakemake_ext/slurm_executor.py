@@ -50,6 +50,7 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import guard, slurm_commands
 from rloo_pipeline.runtime.import_shims import imported_later
+from rloo_pipeline.snakemake_ext import leftover_jobs
 from rloo_pipeline.snakemake_ext.slurm_states import JobStates, Outcome, Verdict
 
 with imported_later("pandas"):  # only a report of efficiency needs it, and it takes a fifth of Snakemake's start
@@ -112,6 +113,7 @@ class Executor(plugin.Executor):  # type: ignore[misc]
             for name in [name for name in os.environ if name.startswith("SLURM_") and name != "SLURM_CONF"]:
                 del os.environ[name]
         super().__init__(workflow, logger)  # starts the polling thread
+        leftover_jobs.own_names.append(self.run_uuid)
 
     def run_jobs(self, jobs: list[Any]) -> None:
         """Submits jobs that are ready; jobs of rules in `array_jobs` are submitted as arrays. No job waits for later

@@ -127,7 +127,10 @@ class JobStates:
 def _never_starts(reason: str) -> str:
     """Why a job with this reason would wait forever; empty if it would not."""
     if BEYOND_LIMITS.fullmatch(reason):
-        remedy = "set runtime, mem_mb and gres of its rule under set-resources in the profile, and continue"
+        remedy = (
+            "set runtime, mem_mb and gres of its rule under set-resources in the profile, or a limit for all jobs, as "
+            "with `resources: {runtime: 60}`, and continue"
+        )
         return f"requests what its partition, QOS or account does not allow ({reason}), so it was cancelled; {remedy}"
     if NOT_ALLOWED.fullmatch(reason):
         remedy = "set slurm_account or qos under default-resources in the profile, and continue"

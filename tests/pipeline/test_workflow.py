@@ -65,6 +65,19 @@ def test_each_node_of_an_update_gets_as_many_tasks(project) -> None:
     assert {*asked} == {"tasks_per_node=4, tasks=0, cpus_per_task=1"}
 
 
+def test_a_limit_of_time_or_memory_holds_for_each_slurm_job_and_not_for_all_together(project) -> None:
+    """A partition may allow ten minutes, which Snakemake would otherwise let concurrent jobs share."""
+    shown = 'print(*map(workflow.resource_scopes.is_local, ["runtime", "mem_mb"]))'
+    (project.folder / "scopes").write_text(f"{(project.folder / 'Snakefile').read_text()}\n{shown}\n")
+    limits = ("--resources", "runtime=10", "mem_mb=5000")
+    outcome = project.snakemake("--dry-run", "--snakefile", "scopes", *limits)
+    assert outcome.returncode == 0, outcome.stderr
+    assert "True True\n" in outcome.stdout
+    output = outcome.stdout + outcome.stderr
+    assert set(re.findall(r" runtime=(\d+)", output)) == {"10"}
+    assert set(re.findall(r" mem_mb=(\d+)", output)) == {"4000", "5000"}
+
+
 def test_a_reward_function_that_needs_a_gpu_has_jobs_of_its_own(project) -> None:
     rewards = [
         {"function": "rloo_pipeline.rewards.answer:exact_answer_reward", "name": "answer"},

@@ -179,6 +179,11 @@ def scoring_memory(wildcards, attempt):
     return RUNS.of(wildcards).scoring.memory_mb * attempt
 
 
+# `resources: {runtime: 10}` in a profile is then the most for each job rather than for all together, as with mem_mb.
+resource_scopes:
+    runtime="local",
+
+
 wildcard_constraints:
     run=one_of(map(re.escape, RUNS.by_folder)),
     round=r"\d{5}",

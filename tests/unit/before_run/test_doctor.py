@@ -163,6 +163,66 @@ def test_a_later_attempt_that_its_partition_does_not_allow_is_a_note() -> None:
     (grows,) = slurm_checks.compare_requests(by_name, {"update": ResourceRequest("gpu", 60, 8000, "gpu:1", None, 3)})
     assert (fits.ok, fits.note, grows.ok, grows.note) == (True, False, True, True)
     assert "attempt 3 would request 180 minutes, but 120 are allowed" in grows.message
+    limited = ResourceRequest("gpu", 60, 8000, "gpu:1", None, 3, longest=120)
+    (finding,) = slurm_checks.compare_requests(by_name, {"update": limited})
+    assert not finding.note
+
+
+def test_limits_of_the_profile_hold_for_the_requests_of_all_rules() -> None:
+    settings = slurm_checks.read_profile(ROOT / "profiles" / "slurm")
+    rules, config = ROOT / "workflow" / "rules", Config(**mini())
+    without = slurm_checks.requests(settings, rules, config)
+    settings["resources"] = {"runtime": 45, "mem_mb": 6000}
+    by_rule = slurm_checks.requests(settings, rules, config)
+    assert (without["update"].minutes, by_rule["update"].minutes, by_rule["report"].minutes) == (240, 45, 30)
+    assert (without["score"].megabytes, by_rule["score"].megabytes, by_rule["update"].megabytes) == (4000, 4000, 6000)
+    assert {request.longest for request in by_rule.values()} == {45}
+    settings["resources"] = ["runtime=45", "mem_mb=6000"]
+    assert slurm_checks.requests(settings, rules, config) == by_rule, "which Snakemake reads, too"
+
+
+def test_sbatch_is_asked_for_what_the_profile_sets(tmp_path, monkeypatch) -> None:
+    """Only SLURM knows which account, QOS, constraint or reservation it wants."""
+    settings = slurm_checks.read_profile(ROOT / "profiles" / "slurm")
+    settings["default-resources"] |= {"slurm_account": "mine", "slurm_extra": "'--mail-user=me'"}
+    settings["set-resources"]["update"] |= {"constraint": "a100|h100", "qos": "long"}
+    settings["rloo-slurm-reservation"] = "course"
+    config = Config(**mini(deepspeed={"processes": 2, "nodes": 2}))
+    by_rule = slurm_checks.requests(settings, ROOT / "workflow" / "rules", config)
+    asked = ["--partition=gpu", "--account=mine", "--time=240", "--mem=16000", "--gres=gpu:1", "--qos=long"]
+    asked += ["--constraint=a100|h100", "--nodes=2", "--reservation=course", "--mail-user=me"]
+    assert [*by_rule["update"].options] == asked
+
+    refuses = "sbatch: error: Batch job submission failed: Invalid qos specification"
+    executable(
+        tmp_path, "sbatch", f'echo "$*" >>{tmp_path}/asked; case "$*" in *--qos*) echo "{refuses}" >&2; exit 1; esac'
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    by_name = slurm_checks.partitions(SHOWN.replace("02:00:00", "1-0"), NODES)
+    jobs = {rule: by_rule[rule] for rule in ("update", "rollout")}
+    findings = {
+        finding.subject: finding for finding in slurm_checks.compare_requests(by_name, jobs, slurm_checks.refusal)
+    }
+    assert findings["slurm rollout"].ok
+    assert not findings["slurm update"].ok
+    assert findings["slurm update"].message == f"SLURM would not start a job with {' '.join(asked)}: {refuses}"
+    assert (tmp_path / "asked").read_text().splitlines()[0] == f"--test-only {' '.join(asked)} --wrap=true"
+
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    assert slurm_checks.refusal(jobs["update"]) == "", "in a job, where sbatch may be refused for other reasons"
+
+
+def test_gpus_of_amd_are_told_on_the_node_and_in_its_partition(monkeypatch) -> None:
+    monkeypatch.setattr(gpus.devices, "has_gpu", lambda: False)
+    monkeypatch.setattr(gpus.Path, "exists", lambda path: str(path) == "/dev/kfd")
+    (finding,) = gpus.findings(Config(**mini()), in_image=True)
+    assert finding.note
+    assert finding.message == "those of AMD are not supported: all would run on CPUs here"
+    by_name = slurm_checks.partitions(SHOWN, "gpu|515000|gpu:mi250:8(S:0-3)\n")
+    message, fix = slurm_checks.judge(by_name, ResourceRequest("gpu", 60, 8000, "gpu:1"))
+    assert message == "partition 'gpu' has GPUs of AMD (mi250), which are not supported"
+    assert fix
 
 
 def test_the_profile_replaces_all_defaults_of_snakemake_that_read_the_sizes_of_files() -> None:
@@ -267,6 +327,7 @@ def test_a_node_without_problems_ends_with_0_and_one_with_some_with_1(tmp_path, 
     programs = tmp_path / "bin"
     executable(programs, "scontrol", f"cat <<'X'\n{SHOWN.replace('02:00:00', '1-0').replace('old', 'x')}X")
     executable(programs, "sinfo", f"cat <<'X'\n{NODES}X")
+    executable(programs, "sbatch", "exit 0")
     executable(programs, "apptainer", f"[ $1 = --version ] && echo 1.4.5 && exit\ncat <<'X'\n{LOCK.splitlines()[1]}\nX")
     executable(programs, "unshare", "exit 0")
     (tmp_path / "image.sif").touch()

@@ -291,6 +291,7 @@ def test_the_plugins_calls_of_slurms_commands_do_not_see_what_the_users_shell_se
     )
     seen = []
     monkeypatch.setattr(plugin.Executor, "__init__", lambda *_: seen.extend(os.environ))
+    monkeypatch.setattr(plugin.Executor, "run_uuid", "uuid", raising=False)
     Executor(None, None)
     assert [name for name in seen if name.startswith(("SQUEUE", "SCANCEL", "SACCT"))] == []
 
@@ -304,6 +305,7 @@ def test_in_a_job_the_name_of_the_clusters_configuration_stays(monkeypatch, tmp_
     os.environ.pop("SBATCH_ACCOUNT", None)
     seen = []
     monkeypatch.setattr(plugin.Executor, "__init__", lambda *_: seen.append({**os.environ}))
+    monkeypatch.setattr(plugin.Executor, "run_uuid", "uuid", raising=False)
     Executor(None, None)
     assert [name for name in seen[0] if name.startswith("SLURM_")] == ["SLURM_CONF"]
     assert seen[0]["SBATCH_ACCOUNT"] == "x"
