@@ -36,8 +36,11 @@ def _cancelled(name: str) -> bool:
     if shutil.which("squeue") is None:
         return False
     try:
-        if jobs := sorted({*slurm_commands.run("squeue", "-h", f"--name={name}", "--format=%F")}):
-            slurm_commands.run("scancel", f"--name={name}")
+        lines = slurm_commands.run("squeue", "-h", f"--name={name}", "--format=%F %Z")
+        # This folder may be a copy of one in which the controller of these jobs goes on.
+        jobs = sorted({job for job, _, folder in (line.partition(" ") for line in lines) if Path(folder) == Path.cwd()})
+        if jobs:
+            slurm_commands.run("scancel", *jobs)
             logger.warning(
                 f"Cancelled what an earlier call, which was killed, left in SLURM's queue ({', '.join(jobs)}); its "
                 "stages are submitted again."

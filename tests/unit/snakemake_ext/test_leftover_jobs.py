@@ -27,12 +27,20 @@ def warnings(tmp_path, monkeypatch) -> list[str]:
 
 
 def test_jobs_of_an_earlier_controller_are_cancelled_by_their_name(tmp_path, warnings) -> None:
-    executable(tmp_path, "squeue", 'case "$*" in *--name=old*) printf "%s\\n" 12 13 13;; esac')
+    executable(tmp_path, "squeue", 'case "$*" in *--name=old*) printf "%s $PWD\\n" 12 13 13;; esac')
     leftover_jobs.cancel(CALL)
-    assert Path("cancelled").read_text() == "--name=old\n"
+    assert Path("cancelled").read_text() == "12 13\n"
     assert RECORD.read_text() == "new\n"
     [warning] = warnings
     assert "left in SLURM's queue (12, 13)" in warning
+
+
+def test_jobs_of_the_folder_that_this_one_is_a_copy_of_stay(tmp_path, warnings) -> None:
+    executable(tmp_path, "squeue", "echo 12 /original")
+    leftover_jobs.cancel(CALL)
+    assert not Path("cancelled").exists()
+    assert RECORD.read_text() == "new\n"
+    assert warnings == []
 
 
 def test_nothing_is_cancelled_or_told_once_the_jobs_have_ended(tmp_path, warnings, monkeypatch) -> None:
@@ -45,7 +53,7 @@ def test_nothing_is_cancelled_or_told_once_the_jobs_have_ended(tmp_path, warning
 
 
 def test_the_name_is_kept_until_slurm_has_cancelled_the_jobs(tmp_path, warnings, monkeypatch) -> None:
-    executable(tmp_path, "squeue", "echo 12")
+    executable(tmp_path, "squeue", "echo 12 $PWD")
     executable(tmp_path, "scancel", "echo 'scancel: error: Access/permission denied' >&2; exit 1")
     leftover_jobs.cancel(CALL)
     assert RECORD.read_text() == "old\nnew\n"
