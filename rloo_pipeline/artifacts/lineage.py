@@ -97,9 +97,9 @@ def require_configured(config: Config, inputs: Iterable[Path]) -> None:
         from rloo_pipeline.config.section import flatten
 
         made, now = flatten(before), flatten(json.loads(json.dumps(_params(config, stage, only))))
-        for key, default in ADDED_KEYS.items():  # `params` has them only if they differ from their defaults
-            if key in made or key in now:
-                made, now = {key: default, **made}, {key: default, **now}
+        # `params` has such keys only if they differ from their defaults
+        added = {name: default for name, default in ADDED_KEYS.items() if name in made or name in now}
+        made, now = added | made, added | now
         stated = json.loads(facts.get(tables.WEIGHTS, "{}"))
         made |= {f"weight of {name}": weight for name, weight in stated.items()}
         now |= {f"weight of {name}": weights.get(name) for name in stated}
