@@ -32,7 +32,7 @@ FIRST_START, LATER_STARTS = 73, 43
 
 
 def findings(config: Config, in_image: bool, vllm_cache: Path | None = None) -> Iterator[Finding]:
-    """Runs all checks; does nothing on a machine without a GPU of NVIDIA, but notes one of AMD.
+    """Runs all checks; does nothing on a machine without an NVIDIA GPU, but notes an AMD one.
 
     Args:
         config: the run's configuration.
@@ -41,7 +41,7 @@ def findings(config: Config, in_image: bool, vllm_cache: Path | None = None) -> 
     """
     if not devices.has_gpu():
         if Path("/dev/kfd").exists():  # of AMD's driver
-            yield Finding("GPUs", True, "those of AMD are not supported: all would run on CPUs here", note=True)
+            yield Finding("GPUs", True, "AMD GPUs are not supported: everything would run on the CPU here", note=True)
         return
     names = devices.visible_gpus()
     rows = [row.split(", ") for row in devices.gpu_facts("name,memory.total,compute_cap,driver_version,compute_mode")]

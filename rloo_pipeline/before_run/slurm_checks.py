@@ -6,7 +6,6 @@ first attempt, and a sum with its first number. `scoring_memory` follows from th
 """
 
 import re
-import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -15,18 +14,20 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from rloo_pipeline.before_run import sbatch_options
 from rloo_pipeline.before_run.findings import Finding
 from rloo_pipeline.cluster import slurm
 from rloo_pipeline.config import Config, Scoring
 from rloo_pipeline.errors import UserError, one_line
-from rloo_pipeline.runtime.slurm_commands import run
+from rloo_pipeline.runtime import guard
+from rloo_pipeline.runtime.slurm_commands import UnansweredError, run
 from rloo_pipeline.stages.table import ROWS, StageRow
 from rloo_pipeline.workers import gpu_shares
 
 RULE = re.compile(r"^(?:rule (\w+):|use rule (\w+) as (\w+) with:)", re.MULTILINE)
 GROWING = re.compile(r"(mem_mb|runtime)=(?:growing\((\d+)|scoring_memory)")
 GPUS = re.compile(r"gpu(?::(\d*[A-Za-z_][\w.+-]*))?(?::(\d+))?")
-AMD = re.compile(r"\bmi\d{2,3}\w*", re.IGNORECASE)
+AMD = re.compile(r"(?:.*[_-])?mi\d{2,3}\w*", re.IGNORECASE)
 """Type of AMD's data center GPUs in a partition's resources, such as `gpu:mi250:8`."""
 UNLIMITED = ("UNLIMITED", "infinite", "INVALID")
 
@@ -58,21 +59,10 @@ class ResourceRequest(NamedTuple):
     """Limit of the minutes that an attempt requests, from `resources` in the profile."""
     options: tuple[str, ...] = ()
     """Options of sbatch."""
+    fault: str = ""
+    """Snakemake's reason not to submit such a job."""
 
 
-OPTIONS = {
-    "slurm_partition": "partition",
-    "slurm_account": "account",
-    "runtime": "time",
-    "mem_mb": "mem",
-    "gres": "gres",
-    "qos": "qos",
-    "constraint": "constraint",
-    "nodes": "nodes",
-}
-"""Resources of Snakemake's SLURM plugin → options of sbatch."""
-OF_EXECUTOR = {"rloo-slurm-qos": "qos", "rloo-slurm-reservation": "reservation"}
-"""Keys of the profile → options of sbatch."""
 USE_OURS = "write `executor: rloo-slurm`, and `rloo-slurm-…` for its keys `slurm-…`, as in profiles/slurm"
 """Advice for a profile for Snakemake's own SLURM executor."""
 OTHER_OPTIONS = (
@@ -98,6 +88,12 @@ def findings(profile: Path, rules: Path, config: Config) -> Iterator[Finding]:
         yield Finding("profile", False, f"{profile} is for Snakemake's own SLURM executor", USE_OURS)
         return
     if settings.get("executor") != "rloo-slurm":
+        return
+    try:
+        guard.require("snakemake-executor-plugin-slurm")
+    except UserError as error:
+        message, _, fix = str(error).rpartition(": ")
+        yield Finding("profile", False, message, fix)
         return
     if not (shutil.which("scontrol") and shutil.which("sinfo")):
         yield Finding("slurm", False, "no scontrol and sinfo on the PATH", "run this on a login or compute node")
@@ -178,26 +174,24 @@ def requests(settings: Mapping[str, Any], rules: Path, config: Config) -> dict[s
         resources = default | own | for_rule
         minutes = min(_amount("runtime", resources.get("runtime")), longest)
         memory = min(_amount("mem", resources.get("mem_mb")), limits.get("mem_mb", float("inf")))
-        partition, gres = resources.get("slurm_partition"), resources.get("gres")
         grows = "attempt" in str(for_rule.get("runtime", "growing(attempt)"))
         attempts = 1 + int(settings.get("retries") or 0) if grows else 1
+        resources = {
+            name: sbatch_options.evaluated(name, value) for name, value in resources.items() if value is not None
+        }
+        partition, gres = resources.get("slurm_partition"), resources.get("gres")
         gpus = None if row is None else _engine_gpus(row, config)
+        nodes = config.deepspeed.nodes if gpus and gpus[0] == "deepspeed.processes" else 1
         if not gres and isinstance(total := resources.get("gpu"), int):  # --gpus, of all nodes
-            per_node = total // config.deepspeed.nodes if gpus and gpus[0] == "deepspeed.processes" else total
-            gres = ":".join(["gpu", *filter(None, [resources.get("gpu_model")]), str(per_node)])
-        resources |= {"runtime": round(minutes), "mem_mb": round(memory), "gres": gres}  # 0: not asked for
-        if gpus and gpus[0] == "deepspeed.processes" and config.deepspeed.nodes > 1:
-            resources["nodes"] = config.deepspeed.nodes
-        options = tuple(_sbatch_options(settings, resources))
-        by_rule[rule] = ResourceRequest(partition, minutes, memory, gres, gpus, attempts, longest, options)
+            gres = ":".join(["gpu", *filter(None, [resources.get("gpu_model")]), str(total // nodes)])
+        resources |= {"runtime": round(minutes), "mem_mb": round(memory)}  # 0: not asked for
+        if resources.get("mem_mb_per_cpu"):
+            memory = 0
+        if gpus and nodes > 1:
+            resources = sbatch_options.of_ranks(nodes, gpus[1], config.deepspeed.threads) | resources
+        options, fault = sbatch_options.of_job(settings, resources)
+        by_rule[rule] = ResourceRequest(partition, minutes, memory, gres, gpus, attempts, longest, options, fault)
     return by_rule
-
-
-def _sbatch_options(settings: Mapping[str, Any], resources: Mapping[str, Any]) -> Iterator[str]:
-    """The options of sbatch for a rule. Of two with the same name, sbatch takes the later one."""
-    for names, given in ((OPTIONS, resources), (OF_EXECUTOR, settings)):
-        yield from (f"--{option}={given[name]}" for name, option in names.items() if given.get(name))
-    yield from shlex.split(str(resources.get("slurm_extra") or ""))
 
 
 def _engine_gpus(row: StageRow, config: Config) -> tuple[str, int] | None:
@@ -265,13 +259,24 @@ def _amount(name: str, value: Any) -> float:
 
 
 def refusal(request: ResourceRequest) -> str:
-    """SLURM's sentence if it would not start such a job; empty if it would, or in a job, where it may refuse any."""
+    """SLURM's sentence if it would not start such a job; empty if it would, or in a job, where it may refuse any.
+
+    Raises:
+        UnansweredError: SLURM does not say, for example because its controller does not answer.
+    """
     try:
         if slurm.own_job() is None:
             run("sbatch", "--test-only", *request.options, "--wrap=true")
+    except UnansweredError:
+        raise
     except UserError as error:
-        return str(error).partition("`: ")[2] or str(error)
+        return _reason(error)
     return ""
+
+
+def _reason(error: UserError) -> str:
+    """SLURM's own words in an error, without the command."""
+    return str(error).partition("`: ")[2] or str(error)
 
 
 def compare_requests(
@@ -279,18 +284,24 @@ def compare_requests(
     by_rule: Mapping[str, ResourceRequest],
     refusal: Callable[[ResourceRequest], str] = lambda _: "",
 ) -> Iterator[Finding]:
-    """Compares each request with its partition, then asks `refusal` for SLURM's reason against it. Rules with the same
-    request share a finding.
+    """Compares each request with its partition, then asks `refusal` for SLURM's reason against it, until SLURM does not
+    answer. Rules with the same request share a finding.
     """
     groups: dict[ResourceRequest, list[str]] = {}
     for rule, request in by_rule.items():
         groups.setdefault(request, []).append(rule)
+    unanswered = ""
     for request, rules in groups.items():
         message, fix = judge(by_name, request)
-        if not fix and (reason := refusal(request)):
-            message, fix = f"SLURM would not start a job with {' '.join(request.options)}: {reason}", OTHER_OPTIONS
+        try:
+            if not (fix or unanswered) and (reason := refusal(request)):
+                message, fix = f"SLURM would not start a job with {' '.join(request.options)}: {reason}", OTHER_OPTIONS
+        except UnansweredError as error:
+            unanswered = _reason(error)
         later = "" if fix else _later_attempts(by_name, request)
         yield Finding(f"slurm {', '.join(rules)}", not fix, message + later, fix, note=bool(later))
+    if unanswered:
+        yield Finding("slurm", True, f"could not be asked whether it would start all jobs: {unanswered}", note=True)
 
 
 def _later_attempts(by_name: Mapping[str, Partition], request: ResourceRequest) -> str:
@@ -315,6 +326,10 @@ def judge(by_name: Mapping[str, Partition], request: ResourceRequest) -> tuple[s
     if request.gres and not re.fullmatch(r"[\w.:]+", request.gres):
         message = f"requests {request.gres}, but Snakemake's SLURM plugin takes only letters, digits, _ and ."
         return message, "write gpu:N, without a type; `constraint` of the rule can name the model"
+    if request.fault:
+        return f"would not be submitted ({request.fault})", "correct it in the profile"
+    if "--clusters" in request.options:  # by_name has the partitions of this one
+        return "a cluster that the profile names", ""
     if request.partition is None:
         return "the default partition of the cluster", ""
     names = str(request.partition).split(",")  # SLURM starts a job in any of several partitions
@@ -341,13 +356,19 @@ def judge(by_name: Mapping[str, Partition], request: ResourceRequest) -> tuple[s
             f"set `mem_mb: {int(partition.megabytes)}` or less for these rules under set-resources in the profile, or "
             f"`resources: {{mem_mb: {int(partition.megabytes)}}}` for all",
         )
-    if request.gres and (amd := AMD.search(partition.gres)):
-        return f"{name} has GPUs of AMD ({amd[0]}), which are not supported", "use a partition with NVIDIA GPUs"
+    if gpus and (amd := _amd(partition.gres, gpus[1])):
+        return f"{name} has AMD GPUs ({amd}), which are not supported", "use a partition with NVIDIA GPUs"
     if request.gres and not _has_gres(partition.gres, request.gres):
         message = f"{name} has no node with {request.gres} (it has {partition.gres or 'none'})"
         return message, "set gres in the profile as `sinfo -o '%P %G'` shows it"
     gres = f", {request.gres}" if request.gres else ""
     return f"{name}: {request.minutes:.0f} minutes, {request.megabytes:.0f} MB{gres}", ""
+
+
+def _amd(available: str, requested: str | None) -> str:
+    """The AMD GPU that a job would get; empty if it may get another one."""
+    models = [model for model, _ in GPUS.findall(available) if requested in (None, model)]
+    return models[0] if models and all(map(AMD.fullmatch, models)) else ""
 
 
 def _has_gres(available: str, requested: str) -> bool:

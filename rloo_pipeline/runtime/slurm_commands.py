@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+from typing import Any
 
 from rloo_pipeline.errors import UserError
 
@@ -14,13 +15,30 @@ partitions, or on other clusters of a federation, would be missing.
 
 PATIENCE = 60.0
 """Seconds after which a command that does not answer is ended."""
+NO_ANSWER = re.compile(
+    "Unable to contact slurm controller|Socket timed out|temporarily un(?:able|available)|Zero Bytes were transmitted|"
+    "Unexpected message received|in standby mode|Connection refused|not connected|Message (?:receive|send) failure|"
+    "[Cc]onnection failure"
+)
+"""sbatch errors while SLURM's controller is restarting or overloaded, or has as many jobs as it can keep."""
+QUEUE_FULL = re.compile(r"(?:QOS|Assoc)(?:Max|Grp)Submit\w+")
+"""sbatch errors while the user, account or QOS has as many jobs in the queue as SLURM allows."""
+
+
+class UnansweredError(UserError):
+    """SLURM has not judged what it was asked, but may later."""
+
+
+def account(resources: Any) -> str:
+    """The account that a job's resources name (the first of several); empty if they name none."""
+    return (str(resources.get("slurm_account") or "").replace(",", " ").split() or [""])[0]
 
 
 def run(*command: str, ignored_error: str = "\0", **environment: str) -> list[str]:
     """Output lines of a SLURM command; none if its error contains `ignored_error`.
 
     Raises:
-        UserError: the command is missing or cannot be started, or SLURM refuses or does not answer.
+        UserError: the command is missing, or SLURM refuses; UnansweredError if it may take the same command later.
     """
     environment = {name: value for name, value in os.environ.items() if not OF_SHELL.match(name)} | environment
     try:
@@ -36,9 +54,11 @@ def run(*command: str, ignored_error: str = "\0", **environment: str) -> list[st
     except FileNotFoundError:
         raise UserError(f"no {command[0]} on the PATH: run this where SLURM's commands are installed") from None
     except OSError as error:  # such as too many processes on a login node
-        raise UserError(f"`{' '.join(command)}` cannot be started ({error.strerror}); try again later") from error
+        raise UnansweredError(f"`{' '.join(command)}` cannot be started ({error.strerror}); try again later") from error
     except subprocess.TimeoutExpired:
-        raise UserError(f"`{' '.join(command)}` gave no answer for {PATIENCE:.0f} s; try again later") from None
+        raise UnansweredError(f"`{' '.join(command)}` gave no answer for {PATIENCE:.0f} s; try again later") from None
     if outcome.returncode and ignored_error not in outcome.stderr:
-        raise UserError(f"`{' '.join(command)}`: {' '.join(outcome.stderr.split()) or 'failed without a message'}")
+        reason = " ".join(outcome.stderr.split()) or "failed without a message"
+        kind = UnansweredError if NO_ANSWER.search(reason) or QUEUE_FULL.search(reason) else UserError
+        raise kind(f"`{' '.join(command)}`: {reason}")
     return [] if outcome.returncode else outcome.stdout.splitlines()

@@ -50,6 +50,7 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import guard, slurm_commands
 from rloo_pipeline.runtime.import_shims import imported_later
+from rloo_pipeline.runtime.slurm_commands import NO_ANSWER, QUEUE_FULL
 from rloo_pipeline.snakemake_ext import leftover_jobs
 from rloo_pipeline.snakemake_ext.slurm_states import JobStates, Outcome, Verdict
 
@@ -61,14 +62,6 @@ LONGEST_WAIT = 60.0
 """Maximum seconds between polls."""
 SHARE_OF_WAIT = 0.1
 """Wait between polls, as a share of the time since a job last ended."""
-NO_ANSWER = re.compile(
-    "Unable to contact slurm controller|Socket timed out|temporarily un(?:able|available)|Zero Bytes were transmitted|"
-    "Unexpected message received|in standby mode|Connection refused|not connected|Message (?:receive|send) failure|"
-    "[Cc]onnection failure"
-)
-"""sbatch errors while SLURM's controller is restarting or overloaded, or has as many jobs as it can keep."""
-QUEUE_FULL = re.compile(r"(?:QOS|Assoc)(?:Max|Grp)Submit\w+")
-"""sbatch errors while the user, account or QOS has as many jobs in the queue as SLURM allows."""
 REMIND = 1800.0
 """Seconds between two messages that the queue is full."""
 REFUSED = re.compile(r"(?:sbatch: (?:error|fatal): |: (?=The --\S+ option ))(.+?)(?:'\.)?$", re.MULTILINE)
@@ -151,8 +144,8 @@ class Executor(plugin.Executor):  # type: ignore[misc]
 
     def get_account_arg(self, job: Any) -> Iterator[str]:
         """Yields sbatch's option for the (first) account that the profile names; SLURM judges it."""
-        accounts = str(job.resources.get("slurm_account") or "").replace(",", " ").split()
-        yield f" -A {shlex.quote(accounts[0])}" if accounts else ""
+        account = slurm_commands.account(job.resources)
+        yield f" -A {shlex.quote(account)}" if account else ""
 
     def _submit_array(self, command: str, jobs: Sequence[Any]) -> None:
         if len(jobs) == 1:

@@ -25,6 +25,9 @@ def slow_first(completions, **_):
     return [0.0] * len(completions)
 '''
 
+LATER = ("--begin=now+1hour", "--output=/dev/null", "--wrap=true")
+"""Arguments of sbatch for a job that waits."""
+
 
 def held(cluster) -> list:
     """Rewards of which one waits in its first call for the file `go on`."""
@@ -56,10 +59,16 @@ def test_jobs_of_a_killed_controller_write_nothing_after_it_is_restarted(cluster
     older_job, _ = cluster.running("score")
     started.kill()
     started.wait()
-    (cluster.folder / ".snakemake" / "rloo-mini.jobs").unlink()  # without their name, no jobs are cancelled
+    record = cluster.folder / ".snakemake" / "rloo-mini.jobs"
+    name = ask("squeue", "-h", f"--jobs={older_job}", "-o", "%j").strip()
+    assert record.read_text() == f"{name} {cluster.folder}\n"
+    left = ask("sbatch", "--parsable", "--job-name=left", f"--chdir={cluster.folder}", *LATER).strip()
+    record.write_text(f"left {cluster.folder}\n")  # jobs whose name it lacks go on
     again = cluster.start(*GO_ON, "--", SCORES, rewards=held(cluster), end=False)
     cluster.finish(again)
     assert "cleared the lock of a killed run" in cluster.output()
+    assert f"left in SLURM's queue ({left})" in cluster.output()
+    assert "JobState=CANCELLED" in ask("scontrol", "show", "job", left)
     assert cluster.holds(older_job), "the older job is still at work"
     written = (cluster.folder / SCORES).stat()
     (cluster.folder / "go on").touch()

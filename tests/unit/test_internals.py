@@ -52,12 +52,13 @@ ROOMS = {
     "lm_eval": {"rollout/lm_eval_model.py", "stages/harness.py"},
     "snakemake": {
         "snakemake_ext",
+        "before_run/sbatch_options.py",
         "before_run/slurm_checks.py",
         "cluster/profiles.py",
         "commands/launch.py",
         "runtime/guard.py",
     },
-    "snakemake_executor_plugin_slurm": {"snakemake_ext"},
+    "snakemake_executor_plugin_slurm": {"before_run/sbatch_options.py", "snakemake_ext"},
 }
 """Where the modules of a library may be imported, so that a new release of it is the work of one room. Of transformers
 these are the modules below the first, which have no stable names.

@@ -184,14 +184,24 @@ def test_limits_of_the_profile_hold_for_the_requests_of_all_rules() -> None:
 def test_sbatch_is_asked_for_what_the_profile_sets(tmp_path, monkeypatch) -> None:
     """Only SLURM knows which account, QOS, constraint or reservation it wants."""
     settings = slurm_checks.read_profile(ROOT / "profiles" / "slurm")
-    settings["default-resources"] |= {"slurm_account": "mine", "slurm_extra": "'--mail-user=me'"}
-    settings["set-resources"]["update"] |= {"constraint": "a100|h100", "qos": "long"}
+    settings["default-resources"] |= {
+        "slurm_account": "mine,other",
+        "slurm_extra": "'--mail-user=me --wckey=\"a b\"'",
+    }
+    settings["set-resources"]["update"] |= {"constraint": "'a100'", "qos": "long", "clusters": "big"}
+    settings["set-resources"]["report"] = {"mem_mb_per_cpu": 2000, "cpus_per_task": 3}
     settings["rloo-slurm-reservation"] = "course"
     config = Config(**mini(deepspeed={"processes": 2, "nodes": 2}))
     by_rule = slurm_checks.requests(settings, ROOT / "workflow" / "rules", config)
-    asked = ["--partition=gpu", "--account=mine", "--time=240", "--mem=16000", "--gres=gpu:1", "--qos=long"]
-    asked += ["--constraint=a100|h100", "--nodes=2", "--reservation=course", "--mail-user=me"]
+    asked = ["-A", "mine", "-p", "gpu", "--clusters", "big", "-t", "240", "-C", "a100", "--qos=long", "--mem", "16000"]
+    asked += ["--nodes=2", "--reservation=course", "--ntasks=2", f"--cpus-per-task={config.deepspeed.threads}"]
+    asked += ["--mail-user=me", "--wckey=a b", "--gres=gpu:1"]
     assert [*by_rule["update"].options] == asked
+    assert slurm_checks.judge({}, by_rule["update"]) == ("a cluster that the profile names", ""), (
+        "SLURM knows its partitions"
+    )
+    of_report = " ".join(by_rule["report"].options)
+    assert "--mem-per-cpu 2000 --reservation=course --ntasks=1 --cpus-per-task=3" in of_report
 
     refuses = "sbatch: error: Batch job submission failed: Invalid qos specification"
     executable(
@@ -213,16 +223,59 @@ def test_sbatch_is_asked_for_what_the_profile_sets(tmp_path, monkeypatch) -> Non
     assert slurm_checks.refusal(jobs["update"]) == "", "in a job, where sbatch may be refused for other reasons"
 
 
+@pytest.mark.parametrize(
+    ("extra", "reason"),
+    [("--wckey='a", "slurm_extra is --wckey='a: No closing quotation"), ("'--mem=4'", "option is not allowed")],
+)
+def test_what_snakemake_would_not_submit_is_a_problem_without_asking_slurm(extra, reason) -> None:
+    settings = slurm_checks.read_profile(ROOT / "profiles" / "slurm")
+    settings["set-resources"]["update"]["slurm_extra"] = extra
+    by_rule = slurm_checks.requests(settings, ROOT / "workflow" / "rules", Config(**mini()))
+    by_name = slurm_checks.partitions(SHOWN.replace("02:00:00", "1-0"), NODES)
+    (finding,) = slurm_checks.compare_requests(by_name, {"update": by_rule["update"]}, pytest.fail)
+    assert not finding.ok
+    assert reason in finding.message
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "sbatch: error: Unable to contact slurm controller (connect failure)",
+        "sbatch: error: QOSMaxSubmitJobPerUserLimit",
+    ],
+)
+def test_slurm_that_does_not_judge_requests_is_a_note_and_is_asked_once(tmp_path, monkeypatch, error) -> None:
+    executable(tmp_path, "sbatch", f'echo >>{tmp_path}/asked; echo "{error}" >&2; exit 1')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    jobs = {rule: ResourceRequest("gpu", minutes, 8000, "gpu:1") for rule, minutes in (("update", 60), ("rollout", 30))}
+    by_name = slurm_checks.partitions(SHOWN, NODES)
+    *judged, note = slurm_checks.compare_requests(by_name, jobs, slurm_checks.refusal)
+    assert [finding.ok for finding in judged] == [True, True]
+    assert note.ok
+    assert note.note
+    assert note.message == f"could not be asked whether it would start all jobs: {error}"
+    assert (tmp_path / "asked").read_text() == "\n"
+
+
 def test_gpus_of_amd_are_told_on_the_node_and_in_its_partition(monkeypatch) -> None:
     monkeypatch.setattr(gpus.devices, "has_gpu", lambda: False)
     monkeypatch.setattr(gpus.Path, "exists", lambda path: str(path) == "/dev/kfd")
     (finding,) = gpus.findings(Config(**mini()), in_image=True)
     assert finding.note
-    assert finding.message == "those of AMD are not supported: all would run on CPUs here"
+    assert finding.message == "AMD GPUs are not supported: everything would run on the CPU here"
     by_name = slurm_checks.partitions(SHOWN, "gpu|515000|gpu:mi250:8(S:0-3)\n")
     message, fix = slurm_checks.judge(by_name, ResourceRequest("gpu", 60, 8000, "gpu:1"))
-    assert message == "partition 'gpu' has GPUs of AMD (mi250), which are not supported"
+    assert message == "partition 'gpu' has AMD GPUs (mi250), which are not supported"
     assert fix
+
+
+@pytest.mark.parametrize(("gres", "refused"), [("gpu:1", False), ("gpu:a100:1", False), ("gpu:mi250:1", True)])
+def test_a_partition_with_gpus_of_several_makers_is_refused_for_those_of_amd_alone(gres, refused) -> None:
+    by_name = slurm_checks.partitions(SHOWN, "gpu|515000|gpu:a100:4\ngpu|515000|gpu:mi250:8(S:0-3)\n")
+    message, fix = slurm_checks.judge(by_name, ResourceRequest("gpu", 60, 8000, gres))
+    assert bool(fix) is refused
+    assert ("AMD GPUs (mi250)" in message) is refused
 
 
 def test_the_profile_replaces_all_defaults_of_snakemake_that_read_the_sizes_of_files() -> None:
