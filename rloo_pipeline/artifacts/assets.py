@@ -5,6 +5,7 @@ It holds digests of files that lie elsewhere, such as the user's own model, for 
 
 import hashlib
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,11 @@ from rloo_pipeline.artifacts.model_files import PICKLES
 from rloo_pipeline.errors import UserError
 
 ASSETS = lineage.ASSETS
+READ_IN_MODEL = re.compile(
+    r"(?!trainer_state\.json$|[^/]*_results\.json$)[^/]+\.(json|jinja|py|model|tiktoken|safetensors)"
+    r"|vocab\.txt|merges\.txt|additional_chat_templates/[^/]+\.jinja"
+)
+"""Matches files that transformers or vLLM read from a model's folder if they find them there."""
 PIECES, PIECE = 64, 16 << 10
 """Number and bytes of the pieces of a file that `identity` reads."""
 
@@ -71,6 +77,8 @@ def read(folder: Path, *keys: str, weights: bool = True) -> dict[str, Any]:
             top, names = files_of_source(Path(places[key]["path"]))
             remedy = f"put it back as it was, or delete {folder} and run again"
             names = [name for name in names if weights or not is_weights(name)]
+            if is_model(key):  # others that are new, such as a licence or a trainer's checkpoint, are not read
+                names = [name for name in names if name in recorded or READ_IN_MODEL.fullmatch(name)]
             check_entries(top, recorded, names, remedy, "is new since the run began")
     return places
 
@@ -87,6 +95,11 @@ def model_of(folder: Path, key: str = "model") -> Path:
 def policy_of(folder: Path) -> Path:
     """The folder of a policy: `folder` itself, or the base model in a folder of assets."""
     return model_of(folder) if (folder / ASSETS).exists() else folder
+
+
+def is_model(key: str) -> bool:
+    """True for sources that are models; others are datasets."""
+    return key in ("model", "reward_model") or key.startswith("teacher")
 
 
 def is_weights(name: str) -> bool:

@@ -48,6 +48,9 @@ def test_files_that_no_stage_reads_may_change(staged) -> None:
     model = staged.parent / "model"
     for name in ("pytorch_model.bin", ".cache/file", "README.md", "notes.md"):
         (model / name).write_text("changed")
+    for name in ("LICENSE", "trainer_state.json", "checkpoint-5/model.safetensors", "runs/config.json"):
+        (model / name).parent.mkdir(exist_ok=True)
+        (model / name).write_text("new")
     assets.model_of(staged)
     (model / "model.safetensors").write_text("changed")
     assets.read(staged, "model", weights=False)
