@@ -6,6 +6,7 @@ It holds digests of files that lie elsewhere, such as the user's own model, for 
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,8 +20,11 @@ from rloo_pipeline.errors import UserError
 ASSETS = lineage.ASSETS
 PIECE = 1024
 """Bytes of each tensor that `identity` reads."""
-OF_MODEL = (".safetensors", ".json", ".jinja", ".model", ".py", "vocab.txt", "merges.txt")
-"""Ends of the names of files that decide what a model computes."""
+READ_IN_MODEL = re.compile(
+    r"(?!trainer_state\.json$|[^/]*_results\.json$)[^/]+\.(json|jinja|py|model|tiktoken|safetensors)"
+    r"|vocab\.txt|merges\.txt|additional_chat_templates/[^/]+\.jinja"
+)
+"""Matches files of a model's folder that transformers or vLLM read if they find them there."""
 
 
 def write(
@@ -74,6 +78,8 @@ def read(folder: Path, *keys: str, weights: bool = True) -> dict[str, Any]:
             top, names = files_of_source(Path(places[key]["path"]))
             remedy = f"put it back as it was, or delete {folder} and run again"
             names = [name for name in names if weights or not is_weights(name)]
+            if is_model(key):  # others that are new, such as a licence or a trainer's checkpoint, are not read
+                names = [name for name in names if name in recorded or READ_IN_MODEL.fullmatch(name)]
             check_entries(top, recorded, names, remedy, "is new since the run began")
     return places
 
@@ -90,6 +96,11 @@ def model_of(folder: Path, key: str = "model") -> Path:
 def policy_of(folder: Path) -> Path:
     """The folder of a policy: `folder` itself, or the base model in a folder of assets."""
     return model_of(folder) if (folder / ASSETS).exists() else folder
+
+
+def is_model(key: str) -> bool:
+    """True for sources that are models; others are datasets."""
+    return key in ("model", "reward_model") or key.startswith("teacher")
 
 
 def is_weights(name: str) -> bool:
@@ -110,7 +121,7 @@ def identity(folder: Path) -> str:
     changes all numbers of a tensor, and reading a large model takes minutes.
     """
     found = hashlib.sha256()
-    for name in sorted(name for name in files_of_source(folder)[1] if name.endswith(OF_MODEL)):
+    for name in sorted(filter(READ_IN_MODEL.fullmatch, files_of_source(folder)[1])):
         found.update(f"{name}\0".encode())
         with (folder / name).open("rb") as file:
             if is_weights(name):

@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _refuse_folder(folder: Path) -> None:
     """Refuses a working folder that this user may not enter; Snakemake makes a missing one."""
-    nearest = next(path for path in (folder, *folder.absolute().parents) if os.access(path, os.F_OK))
+    nearest = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
     if not os.access(f"{nearest}/.", os.X_OK if nearest == folder else os.X_OK | os.W_OK):
         raise UserError(f"--directory {folder}: {nearest} is not a folder that you may use; name another one")
 

@@ -47,16 +47,18 @@ def refuse_earlier(call: SnakemakeCall) -> None:
     """Refuses to train a run again only up to the round after which a gate ended its earlier training.
 
     Raises:
-        UserError: the round of stopped.json would be trained again.
+        UserError: the round of a stopped.json would be trained again; the message names all such files.
     """
     outputs = call.outputs()
-    for run in sorted(call.stopped):
-        folder, last = call.run_folder(run), call.runs.configs[run].rounds
-        if str(metrics_of(folder, last)) in outputs:
-            raise UserError(
-                f"a gate ended {folder} after round {last}, but that round would be trained again, which may go "
-                f"differently: delete {folder / STOPPED}, and the gates judge the run anew"
-            )
+    ends = {call.run_folder(run): call.runs.configs[run].rounds for run in sorted(call.stopped)}
+    again = {folder: last for folder, last in ends.items() if str(metrics_of(folder, last)) in outputs}
+    if again:
+        ended = ", ".join(f"{folder} after round {last}" for folder, last in again.items())
+        raise UserError(
+            f"a gate ended {ended}, but {'that round' if len(again) == 1 else 'those rounds'} would be trained again, "
+            f"which may go differently: delete {' '.join(str(folder / STOPPED) for folder in again)}, and the gates "
+            "judge the training anew"
+        )
 
 
 def longer_runs(call: SnakemakeCall) -> Iterator[str]:

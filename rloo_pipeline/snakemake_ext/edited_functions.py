@@ -89,6 +89,18 @@ class EditedFunctions:
             workflow: Snakemake's workflow, if it already knows its jobs; otherwise None.
 
         Raises:
+            UserError: see `ask`.
+        """
+        self.ask(workflow)
+        function_copies.write(self._copies, self._runs.configs.values())
+
+    def ask(self, workflow: Any) -> None:
+        """Ends the call if the user has to choose what to do with edited functions. Changes nothing.
+
+        Args:
+            workflow: see `settle`.
+
+        Raises:
             UserError: functions that finished jobs used were edited and the configuration does not say what to do.
         """
         if self.edited and not self.keeps:
@@ -97,7 +109,6 @@ class EditedFunctions:
                 raise UserError(
                     f"{', '.join(self.edited)}: edited after the run began; {_count(again)}{self._choice()}"
                 )
-        function_copies.write(self._copies, self._runs.configs.values())
 
     def kept(self, workflow: Any) -> str | None:
         """The error message if a file that the functions made before the edit would stay."""

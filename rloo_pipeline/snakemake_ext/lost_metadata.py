@@ -5,6 +5,7 @@ files whatever the configuration says, and new rounds would build on rounds of a
 has the configuration that the run last had.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,11 @@ def kept(call: SnakemakeCall) -> str | None:
     assets = (call.run_folder(run) / "assets" for run in call.runs.by_folder)
     replaced = (run_sources.replaced(folder) for folder in assets if str(folder) not in outputs)
     return _made_with_other_keys(call) or call.functions.kept(call.workflow) or next(filter(None, replaced), None)
+
+
+def ask_about_functions(call: SnakemakeCall) -> None:
+    """Ends the call if the user has to choose what to do with edited functions; see `EditedFunctions.ask`."""
+    call.functions.ask(call.workflow)
 
 
 def settle_functions(call: SnakemakeCall) -> None:
@@ -84,14 +90,27 @@ def missing_tables(call: SnakemakeCall) -> str | None:
     if call.workflow.dag_settings.targets:
         return None
     jobs = (job for job in call.workflow.dag.jobs if stage_of(job.rule) in STAGES)
-    outputs = (str(file) for job in jobs for file in job.output)
-    lost = sorted(file for file in outputs if file.endswith(".parquet") and not Path(file).exists())
+    makers = {str(file): job for job in jobs for file in job.output}
+    lost = sorted(file for file in makers if file.endswith(".parquet") and not Path(file).exists())
     if not lost:
         return None
+    trains = _trains(lost[0], makers)
+    rounds = ", which trains rounds again, with all before them, since states between them are not kept"
     return (
         f"{counted(len(lost), 'table')} of finished jobs, such as {lost[0]}, cannot be found; no result needs them, so "
-        f"they are not made again. If you want one: {typed_command()} -- {lost[0]}"
+        f"they are not made again. If you want one{rounds if trains else ''}: {typed_command()} -- {lost[0]}"
     )
+
+
+def _trains(lost: str, makers: Mapping[str, Any]) -> bool:
+    """True if making a lost file would train a round: an update writes the file, or a lost file that it needs."""
+    needed = [lost]
+    for file in needed:
+        if job := makers.get(file):
+            if stage_of(job.rule) == "update":
+                return True
+            needed += (str(other) for other in job.input if not Path(other).exists() and other not in needed)
+    return False
 
 
 def ignore_damaged_records(persistence: Any) -> None:

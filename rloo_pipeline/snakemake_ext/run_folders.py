@@ -155,8 +155,9 @@ def freeze_config(raw: Mapping[str, Any], runs: RunSet, file: Path | None, folde
 
 
 def held_out_rounds(config: Config, run: Path, in_job: bool = False) -> list[int]:
-    """Rounds with held-out accuracy: in an unfinished run, all that measure it; in a finished run, those that have it.
-    Finished runs thus do not run again for it, and killed runs measure missing rounds.
+    """Rounds with held-out accuracy: in an unfinished run, all that measure it; in a finished run, those that have it,
+    or can count it again from their held-out tables. So finished runs sample and train nothing again for it, and killed
+    runs measure missing rounds.
 
     Args:
         config: the run's configuration.
@@ -167,8 +168,14 @@ def held_out_rounds(config: Config, run: Path, in_job: bool = False) -> list[int
     rounds = range(1, config.rounds + 1)
     if config.held_out_each_round and not in_job and not is_finished(run, config):
         return list(rounds)
-    events = run / "tensorboard" / "eval"  # which stay if someone deletes a measurement
-    return [n for n in rounds if held_out_of(run, n).exists() or (events / f"{n:05d}.tfevents").exists()]
+    return [n for n in rounds if held_out_of(run, n).exists() or _is_measurement_lost(config, run, n)]
+
+
+def _is_measurement_lost(config: Config, run: Path, number: int) -> bool:
+    """True if someone deleted the measurement of a round, but neither its events nor the tables that it came from."""
+    folders = ("held_out", "scores/held_out")
+    tables = [f"rounds/{number:05d}/{name}/{n:03d}.parquet" for name in folders for n in range(config.rollout.shards)]
+    return all((run / file).exists() for file in (f"tensorboard/eval/{number:05d}.tfevents", *tables))
 
 
 def page_rounds(config: Config, run: Path) -> list[int]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rloo_pipeline.artifacts import manifest
-from rloo_pipeline.artifacts.assets import ASSETS, files_of_source, is_weights
+from rloo_pipeline.artifacts.assets import ASSETS, READ_IN_MODEL, files_of_source, is_model, is_weights
 from rloo_pipeline.config import Config, ModelSource, Source
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -69,15 +69,15 @@ def replaced(folder: Path) -> str | None:
 
 
 def _other_files(folder: Path) -> str | None:
-    """The error message if a file, such as a chat template, was added to a local model or removed from it after
-    `folder`, the assets of a run, was written. Weights do not count: a finished run does without them.
+    """The error message if a file that libraries read, such as a chat template, was added to a local model or removed
+    from it after `folder`, the assets of a run, was written. Weights do not count: a finished run does without them.
     """
     with suppress(OSError, ValueError, KeyError):
-        models = (source for name, source in recorded(folder).items() if _is_model(name))
+        models = (source for name, source in recorded(folder).items() if is_model(name))
         for source in (source for source in models if Path(source["path"]).is_dir()):
             top, names = files_of_source(Path(source["path"]))
             for other in sorted({*names} ^ source["files"].keys()):
-                if not is_weights(other):
+                if READ_IN_MODEL.fullmatch(other) and not is_weights(other):
                     done = "added to" if other in names else "removed from"
                     return (
                         f"{other} was {done} {top} after the run began, and nothing would run again for it: undo this, "
@@ -132,12 +132,17 @@ def _sources(folder: Path) -> Iterator[_Source]:
             for inner, entry in source["files"].items():
                 with suppress(FileNotFoundError):
                     status = (top / inner).stat()
-                    of_file = max(status.st_ctime, named.lstat().st_ctime), _is_model(name), entry["bytes"]
+                    of_file = max(status.st_ctime, _placed(named)), is_model(name), entry["bytes"]
                     yield _Source(top / inner, status, *of_file, entry[manifest.DIGEST], *times)
 
 
-def _is_model(name: str) -> bool:
-    return name in ("model", "reward_model") or name.startswith("teacher")
+def _placed(named: Path) -> float:
+    """Time before which the folder or link that the configuration names was put in its place.
+
+    A rename, or another link, changes both its time and that of its parent; a chmod or a new file in it, only its own.
+    """
+    parent = named if named.name in ("", "..") else named.parent
+    return min(named.lstat().st_ctime, parent.stat().st_ctime)
 
 
 def _compared(sources: list[_Source]) -> Iterator[tuple[_Source, bool]]:

@@ -471,6 +471,25 @@ def test_a_table_that_was_deleted_from_a_finished_run_is_named_and_made_again_on
     assert project.planned() == set(), "nothing runs again for a table with the content that it had"
 
 
+@pytest.mark.parametrize("tables", ["held_out", "scores/held_out"])
+def test_held_out_files_that_were_deleted_from_a_finished_run_sample_and_score_nothing_again(
+    finished, tmp_path, tables
+) -> None:
+    project = Project(tmp_path / "project").take(finished, f"rounds/*/{tables}", "rounds/*/held_out.json")
+    assert project.planned() == REPORT
+
+
+def test_rounds_that_a_deleted_table_would_train_again_are_said_with_the_table(finished, tmp_path) -> None:
+    project = Project(tmp_path / "project").take(finished, "rounds/00002/train.parquet")
+    table = "results/mini/rounds/00002/train.parquet"
+    outcome = project.snakemake("--cores", "1", plain=False)
+    assert "If you want one, which trains rounds again, with" in " ".join((outcome.stdout + outcome.stderr).split())
+    assert project.planned("--", table) == updates(range(2, 3))
+    outcome = project.snakemake("--cores", "1", "--", table)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert "round 1 is trained again" in (project.folder / "results/mini/logs/update/00002.log").read_text()
+
+
 def test_what_follows_a_part_that_was_remade_by_itself_is_made_again(finished, tmp_path) -> None:
     project = Project(tmp_path / "project").take(finished)
     os.utime(project.folder / "results" / "mini" / "policies" / "00002" / ".snakemake_timestamp")

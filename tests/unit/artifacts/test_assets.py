@@ -50,6 +50,9 @@ def test_files_that_no_stage_reads_may_change(staged) -> None:
     model = staged.parent / "model"
     for name in ("pytorch_model.bin", ".cache/file", "README.md", "notes.md"):
         (model / name).write_text("changed")
+    for name in ("LICENSE", "trainer_state.json", "checkpoint-5/model.safetensors", "runs/config.json"):
+        (model / name).parent.mkdir(exist_ok=True)
+        (model / name).write_text("new")
     assets.model_of(staged)
     (model / "model.safetensors").write_text("changed")
     assets.read(staged, "model", weights=False)
@@ -77,7 +80,7 @@ def test_the_identity_of_a_model_follows_its_content_and_neither_its_place_nor_i
     save_file(weights, folder / "model.safetensors")
     shutil.copytree(folder, copy)
     before = assets.identity(folder)
-    for name in ("README.md", "LICENSE", "training_args.bin"):
+    for name in ("README.md", "LICENSE", "training_args.bin", "trainer_state.json"):
         (copy / name).write_text("notes")
     assert assets.identity(copy) == before
     for name in weights:

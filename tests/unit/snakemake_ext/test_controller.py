@@ -103,7 +103,9 @@ def starting(monkeypatch, tmp_path) -> Controller:
     monkeypatch.setattr(call_checks.inputs, "require", lambda _: [])
     Path("mine.yaml").write_text(yaml.safe_dump(mini()))
     slurm = controller(executor="rloo-slurm")
-    slurm.functions = SimpleNamespace(kept=lambda _: None, settle=lambda _: None, keeps=False, notice=lambda: None)
+    slurm.functions = SimpleNamespace(
+        kept=lambda _: None, ask=lambda _: None, settle=lambda _: None, keeps=False, notice=lambda: None
+    )
     slurm.results, slurm.workflow.local_exec = Path("results"), False
     slurm.workflow.dag, slurm.workflow.scheduler = SimpleNamespace(jobs=[], needrun_jobs=list), SimpleNamespace()
     slurm.workflow.persistence = SimpleNamespace(_read_record=lambda _: None)
@@ -258,9 +260,9 @@ def test_only_a_finished_run_lacks_a_policy(starting) -> None:
 def test_a_table_that_was_deleted_is_named_unless_only_a_part_was_asked_for(starting) -> None:
     here, gone = (f"results/mini/rounds/00001/scores/{shard:03d}.parquet" for shard in range(2))
     write_json(Path(here), {})
-    outputs = [here, gone, "results/mini/policies/00001"]
+    outputs, before = [here, gone, "results/mini/policies/00001"], ["results/mini/rounds/00001/rollouts/001.parquet"]
     rules = (SimpleNamespace(shellcmd=f"{program} score --output {{output}}") for program in ("rloo", "of-a-user"))
-    jobs = [SimpleNamespace(rule=rule, output=[*outputs]) for rule in rules]
+    jobs = [SimpleNamespace(rule=rule, output=[*outputs], input=before) for rule in rules]
     jobs[1].output.append("temporary.parquet")
     starting.workflow.dag = SimpleNamespace(jobs=jobs)
     for targets, named in (({here}, False), (set(), True)):
@@ -269,6 +271,55 @@ def test_a_table_that_was_deleted_is_named_unless_only_a_part_was_asked_for(star
     Path(here).rename(gone)
     jobs[0].output.remove(here)
     assert lost_metadata.missing_tables(starting) is None
+
+
+@pytest.mark.parametrize(
+    ("deleted", "trains"),
+    [
+        (["rounds/00002/train.parquet"], True),
+        (["rounds/00002/rollouts/000.parquet"], False),
+        (["rounds/00002/rollouts/000.parquet", "policies/00001"], True),
+        (["rounds/00002/pass_rates.parquet", "policies/00001"], False),
+        (["rounds/00002/pass_rates.parquet", "rounds/00002/rollouts/000.parquet", "policies/00001"], True),
+    ],
+)
+def test_a_deleted_table_for_which_rounds_would_be_trained_again_is_named_with_that(starting, deleted, trains) -> None:
+    run = Path("results/mini")
+    made = {
+        "update": (["assets"], ["policies/00001", "rounds/00001/train.parquet"]),
+        "rollout": (["policies/00001"], ["rounds/00002/rollouts/000.parquet"]),
+        "pass-rates": (["rounds/00002/rollouts/000.parquet"], ["rounds/00002/pass_rates.parquet"]),
+        "update --last": (["rounds/00002/rollouts/000.parquet"], ["policies/00002", "rounds/00002/train.parquet"]),
+    }
+    jobs = [
+        SimpleNamespace(
+            rule=SimpleNamespace(shellcmd=f"rloo {stage} --output {{output}}"),
+            input=[str(run / file) for file in needed],
+            output=[str(run / file) for file in files],
+        )
+        for stage, (needed, files) in made.items()
+    ]
+    starting.workflow.dag = SimpleNamespace(jobs=jobs)
+    starting.workflow.dag_settings = SimpleNamespace(targets=set())
+    for file in {file for files in made.values() for file in files[1]} - {*deleted}:
+        write_json(run / file, {})
+    said = str(lost_metadata.missing_tables(starting))
+    assert f"such as {run / deleted[0]}" in said
+    assert ("one, which trains rounds again, with all before them" in said) == trains
+
+
+def test_the_question_about_edited_functions_comes_before_a_stop_that_one_answer_would_keep(starting) -> None:
+    """With `functions: keep`, nothing is trained again, so stopped.json may stay."""
+    starting.stopped = {"mini"}
+    last = f"results/mini/rounds/{starting.runs.first.rounds:05d}/metrics.json"
+    starting.workflow.dag.needrun_jobs = lambda: [SimpleNamespace(output=[last])]
+    starting.functions.ask = MagicMock(side_effect=UserError("rewards.py: edited"))
+    starting.functions.settle = lambda _: pytest.fail("the new functions were copied")
+    with pytest.raises(UserError, match=r"rewards\.py: edited"):
+        starting.start()
+    starting.functions.ask.side_effect = None
+    with pytest.raises(UserError, match=r"delete results/mini/stopped\.json"):
+        starting.start()
 
 
 def test_jobs_on_other_machines_get_nothing_of_this_one(monkeypatch, starting) -> None:

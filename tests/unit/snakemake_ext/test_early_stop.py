@@ -71,6 +71,12 @@ def test_a_run_that_a_gate_ended_is_not_trained_again_only_up_to_there(tmp_path)
         UserError, match=r"a gate ended .*/mini after round 3, but that round .* delete .*/stopped\.json"
     ):
         early_stop.refuse_earlier(call)
+    write_json(tmp_path / "other" / "stopped.json", {"round": 2})
+    call.stopped.add("other")
+    call.runs = RunSet({"mini": Config(**mini(rounds=3)), "other": Config(**mini(rounds=2))})
+    call.outputs = lambda: {str(tmp_path / run / "metrics.json") for run in ("mini/rounds/00003", "other/rounds/00002")}
+    with pytest.raises(UserError, match=r"/mini after round 3, \S*/other after .* \S*/mini/stop\S+ \S*/other/stopped"):
+        early_stop.refuse_earlier(call)
 
 
 SECOND_CALL = """

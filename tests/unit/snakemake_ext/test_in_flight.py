@@ -55,8 +55,14 @@ def test_a_killed_run_makes_what_it_lacks_and_a_finished_one_does_not(tmp_path: 
     assert run_folders.held_out_rounds(config, tmp_path) == []
     touch(held_out_of(tmp_path, 1), run_folders.page_of(tmp_path, 2))
     assert (run_folders.held_out_rounds(config, tmp_path), run_folders.page_rounds(config, tmp_path)) == ([1], [2])
-    touch(tmp_path / "tensorboard" / "eval" / "00003.tfevents")
+    folders = [tmp_path / "rounds" / "00003" / name for name in ("held_out", "scores/held_out")]
+    tables = [folder / f"{shard:03d}.parquet" for folder in folders for shard in range(config.rollout.shards)]
+    touch(tmp_path / "tensorboard" / "eval" / "00003.tfevents", *tables)
     assert run_folders.held_out_rounds(config, tmp_path) == [1, 3], "a measurement that was deleted is made again"
+    for table in tables:
+        table.unlink()
+        assert run_folders.held_out_rounds(config, tmp_path) == [1], "but nothing is sampled or scored again for it"
+        table.touch()
     (tmp_path / "tensorboard" / "eval" / "00003.tfevents").unlink()
     (tmp_path / "summary.json").unlink()
     assert run_folders.held_out_rounds(config, tmp_path) == [1, 2, 3]

@@ -525,6 +525,9 @@ def test_a_working_folder_that_is_none_gives_a_one_line_error(folder, tmp_path, 
     (tmp_path / "file").touch()
     with pytest.raises(CliException, match=rf"--directory {folder}: \S*file is not a folder that you may use"):
         configfiles.check(["snakemake", "--cores", "1", "--directory", folder])
+    (tmp_path / "link").symlink_to("gone")
+    with pytest.raises(CliException, match=r"--directory link: link is not a folder that you may use"):
+        configfiles.check(["snakemake", "--cores", "1", "--directory", "link"])
     configfiles.check(["snakemake", "--cores", "1", "--directory", "new/below"])
     assert not (tmp_path / "new").exists(), "Snakemake makes it"
 

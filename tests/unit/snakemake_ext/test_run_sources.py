@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,23 @@ from rloo_pipeline.artifacts import assets
 from rloo_pipeline.config import Config
 from rloo_pipeline.snakemake_ext import adoption, run_sources
 
+READ = [
+    *("chat_template.jinja", "tokenizer_config.json", "modeling_mine.py", "tokenizer.model", "mine.tiktoken"),
+    *("vocab.txt", "merges.txt", "additional_chat_templates/tools.jinja"),
+]
+UNREAD = [
+    *(
+        "model.safetensors",
+        ".x",
+        "LICENSE",
+        "README.txt",
+        "model.q4.gguf",
+        "config.json.lock",
+        "config.json~",
+        "core.77",
+    ),
+    *("runs/events.json", "checkpoint-5/config.json", "__pycache__/m.py", "trainer_state.json", "eval_results.json"),
+]
 SHA = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -75,7 +91,7 @@ def test_a_data_file_that_was_replaced_by_another_with_an_older_time_is_noticed(
     assert (f"{file} was replaced after the run began" in (run_sources.replaced(folder) or "")) == said
 
 
-@pytest.mark.parametrize(("name", "said"), [("chat_template.jinja", True), ("model.safetensors", False), (".x", False)])
+@pytest.mark.parametrize(("name", "said"), [*((name, True) for name in READ), *((name, False) for name in UNREAD)])
 def test_a_file_that_was_added_to_a_local_model_or_removed_from_it_is_noticed(tmp_path, name, said) -> None:
     """Snakemake watches config.json alone, and a run that has its policy 0 no longer reads the model."""
     model, folder = tmp_path / "model", tmp_path / "assets"
@@ -83,6 +99,7 @@ def test_a_file_that_was_added_to_a_local_model_or_removed_from_it_is_noticed(tm
         one.mkdir()
     (model / "config.json").touch()
     assets.write(folder, {"model": {"path": str(model), "revision": None}})
+    (model / name).parent.mkdir(exist_ok=True)
     (model / name).touch()
     assert (f"{name} was added to {model} after the run began" in (run_sources.replaced(folder) or "")) == said
     assets.write(folder, {"model": {"path": str(model), "revision": None}})
@@ -90,6 +107,17 @@ def test_a_file_that_was_added_to_a_local_model_or_removed_from_it_is_noticed(tm
     assert (f"{name} was removed from {model} after the run began" in (run_sources.replaced(folder) or "")) == said
     shutil.rmtree(model)
     assert run_sources.replaced(folder) is None, "a whole model that is gone is another matter"
+
+
+def let_time_pass(file: Path) -> None:
+    """Waits until a file that is written now is later than `file` by more than a tick of the kernel's clock."""
+    probe = file.parent.with_name("probe")
+
+    def is_later() -> bool:
+        probe.touch()
+        return probe.stat().st_ctime > file.stat().st_ctime + 0.02
+
+    wait_until(is_later)
 
 
 @pytest.mark.parametrize("by", ["link", "rename"])
@@ -103,7 +131,7 @@ def test_another_folder_of_the_same_sizes_and_older_times_is_noticed(tmp_path, b
     folder.mkdir()
     assets.write(folder, {key: {"path": str(named), "revision": None}})
     assert run_sources.replaced(folder) is None
-    wait_until(lambda: time.time() > (folder / assets.ASSETS).stat().st_ctime)
+    let_time_pass(folder / assets.ASSETS)
     if by == "link":
         named.unlink()
         named.symlink_to("new")
@@ -111,6 +139,34 @@ def test_another_folder_of_the_same_sizes_and_older_times_is_noticed(tmp_path, b
         named.rename(tmp_path / "aside")
         (tmp_path / "new").rename(named)
     assert f"{named / name} was replaced after the run began" in (run_sources.replaced(folder) or "")
+
+
+def test_a_new_file_beside_others_or_other_rights_have_none_of_them_read(tmp_path, monkeypatch) -> None:
+    """Up to a GiB would be read at each later start."""
+    model, folder = tmp_path / "models" / "mine", tmp_path / "assets"
+    model.mkdir(parents=True)
+    folder.mkdir()
+    (model / "model.safetensors").touch()
+    assets.write(folder, {"model": {"path": str(model), "revision": None}})
+    let_time_pass(folder / assets.ASSETS)
+    (model / "README.md").touch()
+    model.chmod(0o700)
+    monkeypatch.setattr(run_sources.manifest, "digest", lambda file: pytest.fail(f"{file} was read"))
+    assert run_sources.replaced(folder) is None
+
+
+def test_a_model_that_is_gone_hides_no_data_that_is_replaced(tmp_path) -> None:
+    model, data, folder = tmp_path / "model", tmp_path / "data.jsonl", tmp_path / "assets"
+    for one in (model, folder):
+        one.mkdir()
+    for file in (model / "config.json", data):
+        file.write_text("old")
+    places = {name: {"path": str(path), "revision": None} for name, path in (("model", model), ("train", data))}
+    assets.write(folder, places)
+    shutil.rmtree(model)
+    data.write_text("other")
+    os.utime(data, (1e9, 1e9))
+    assert f"{data} was replaced after the run began" in (run_sources.replaced(folder) or "")
 
 
 def test_weights_on_a_server_whose_clock_is_ahead_were_not_replaced(tmp_path) -> None:
@@ -140,7 +196,7 @@ def test_a_source_from_the_future_hides_no_other_that_is_replaced(tmp_path) -> N
     other = tmp_path / "other"
     other.write_bytes(b"new")
     os.utime(other, (1e9, 1e9))
-    wait_until(lambda: time.time() > (folder / assets.ASSETS).stat().st_ctime)
+    let_time_pass(folder / assets.ASSETS)
     other.rename(data)
     assert f"{data} was replaced after the run began" in (run_sources.replaced(folder) or "")
 
