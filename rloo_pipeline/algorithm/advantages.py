@@ -75,13 +75,14 @@ def has_batch_baseline(formula: Formula, samples: int) -> bool:
 
 
 def enlarges_penalties(formula: Formula, samples: int) -> bool:
-    """True if a penalty of 1e-6 in a group of `samples` equal rewards changes advantages by more than 1e-3, as it does
-    if the formula divides by the spread of the group, or ranks. A second group keeps the spread of the batch ordinary.
+    """True if a penalty of 0.01 in a group of `samples` equal rewards changes advantages by more than a tenth of what a
+    reward of 0 among ones does, as it does if the formula divides by the spread of the group, or ranks.
     """
     rewards = torch.ones((2, samples), dtype=torch.float64)
-    rewards[0, 0], rewards[1, 0] = 1 - 1e-6, 0.0
-    advantages = formula(rewards)[0].nan_to_num(0.0)
-    return bool(advantages.max() - advantages.min() > 1e-3)
+    rewards[0, 0], rewards[1, 0] = 0.99, 0.0
+    lowest, highest = formula(rewards).nan_to_num(0.0).aminmax(dim=1)
+    penalised, wrong = highest - lowest
+    return bool(penalised > 0.1 * wrong)
 
 
 def of_success(formula: Formula) -> Estimator:

@@ -4,10 +4,11 @@ It holds digests of files that lie elsewhere, such as the user's own model, for 
 """
 
 import hashlib
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from rloo_pipeline.artifacts import lineage
 from rloo_pipeline.artifacts.files import read_artifact, write_json
@@ -16,8 +17,10 @@ from rloo_pipeline.artifacts.model_files import PICKLES
 from rloo_pipeline.errors import UserError
 
 ASSETS = lineage.ASSETS
-PIECES, PIECE = 64, 16 << 10
-"""Number and bytes of the pieces of a file that `identity` reads."""
+PIECE = 1024
+"""Bytes of each tensor that `identity` reads."""
+OF_MODEL = (".safetensors", ".json", ".jinja", ".model", ".py", "vocab.txt", "merges.txt")
+"""Ends of the names of files that decide what a model computes."""
 
 
 def write(
@@ -103,15 +106,24 @@ def files_of_source(path: Path) -> tuple[Path, list[str]]:
 
 
 def identity(folder: Path) -> str:
-    """SHA-256 (hex) of the names and sizes of a model's files, and of pieces of each that are spread over it. Training
-    changes all weights, so it changes the pieces; reading the whole of a large model takes minutes.
+    """SHA-256 (hex) of a model's files. Of weights only the header and the first bytes of each tensor count: training
+    changes all numbers of a tensor, and reading a large model takes minutes.
     """
     found = hashlib.sha256()
-    for name in sorted(files_of_source(folder)[1]):
+    for name in sorted(name for name in files_of_source(folder)[1] if name.endswith(OF_MODEL)):
+        found.update(f"{name}\0".encode())
         with (folder / name).open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            found.update(f"{name}\0{size}\0".encode())
-            for piece in range(PIECES):
-                file.seek(max(0, size - PIECE) * piece // (PIECES - 1))
-                found.update(file.read(PIECE))
+            if is_weights(name):
+                _add_tensors(found, file)
+            else:
+                found.update(hashlib.file_digest(file, "sha256").digest())
     return found.hexdigest()
+
+
+def _add_tensors(found: Any, file: BinaryIO) -> None:
+    header = file.read(int.from_bytes(file.read(8), "little"))
+    found.update(header)
+    tensors = [entry["data_offsets"] for name, entry in json.loads(header).items() if name != "__metadata__"]
+    for begin, end in sorted(tensors):
+        file.seek(8 + len(header) + begin)
+        found.update(file.read(min(PIECE, end - begin)))

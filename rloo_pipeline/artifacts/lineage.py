@@ -93,9 +93,13 @@ def require_configured(config: Config, inputs: Iterable[Path]) -> None:
             stage, only, before = json.loads(facts.get(DECIDED, '["gate", null, {}]'))
         except ValueError:  # the file is damaged, which the stage that reads it reports
             continue
-        from rloo_pipeline.config.section import flatten  # lazily: a step without DeepSpeed lacks pydantic
+        from rloo_pipeline.config.run import ADDED_KEYS  # lazily: a step without DeepSpeed lacks pydantic
+        from rloo_pipeline.config.section import flatten
 
         made, now = flatten(before), flatten(json.loads(json.dumps(_params(config, stage, only))))
+        # `params` has such keys only if they differ from their defaults
+        added = {name: default for name, default in ADDED_KEYS.items() if name in made or name in now}
+        made, now = added | made, added | now
         stated = json.loads(facts.get(tables.WEIGHTS, "{}"))
         made |= {f"weight of {name}": weight for name, weight in stated.items()}
         now |= {f"weight of {name}": weights.get(name) for name in stated}
@@ -118,15 +122,19 @@ def require_one_scoring(files: Iterable[Path]) -> None:
     Raises:
         UserError: the user's functions were edited in between, or a reward model was trained again or replaced.
     """
-    facts = [(path, facts_of(path)) for path in files]
-    for keys in ((FUNCTIONS, REWARD_MODELS), (REWARD_FILES,)):  # tables of earlier releases lack the last
-        versions = {version: path for path, known in facts if any(version := tuple(known.get(key, "") for key in keys))}
-        if len(versions) > 1:
-            first, second = list(versions.values())[:2]
-            raise UserError(
-                f"{first} and {second} were scored by different versions of your reward functions or models, so they "
-                "cannot be compared; delete one of them and run again"
-            )
+    versions: dict[str, tuple[object, Path]] = {}
+    for path in files:
+        facts = facts_of(path)
+        of_run = tuple(facts.get(key, "") for key in (FUNCTIONS, REWARD_MODELS))
+        # the columns whose reward model a table names; those of earlier releases name none
+        scored_by = json.loads(facts.get(REWARD_FILES, "{}")) | ({"": of_run} if any(of_run) else {})
+        for name, version in scored_by.items():
+            other, first = versions.setdefault(name, (version, path))
+            if other != version:
+                raise UserError(
+                    f"{first} and {path} were scored by different versions of your reward functions or models, so "
+                    "they cannot be compared; delete one of them and run again"
+                )
 
 
 def round_folder(run: Path, number: int) -> Path:

@@ -74,9 +74,9 @@ class Spent(NamedTuple):
         return 1 - self.working / self.wall if self.wall else 0.0
 
 
-def jobs_of(run: Path, rounds: int) -> list[JobRecord]:
-    """All jobs in the order in which they began, without those that make pages, and without those after round `rounds`,
-    which a longer run left behind.
+def jobs_of(run: Path, rounds: int, pages: bool = False) -> list[JobRecord]:
+    """All jobs in the order in which they began, without those after round `rounds`, which a longer run left behind.
+    Those that make pages are left out unless `pages`, since a page cannot have its own job.
     """
     logs = run / "logs"
     records = []
@@ -85,7 +85,7 @@ def jobs_of(run: Path, rounds: int) -> list[JobRecord]:
             continue
         if file.parent.name == "workers":  # the work of workers is also in the logs of the jobs that used them
             continue
-        if file.relative_to(logs).parts[0].startswith("report"):  # a page cannot have its own job
+        if file.relative_to(logs).parts[0].startswith("report") and not pages:
             continue
         with naming(file):
             text = file.read_text(encoding="utf-8", errors="replace")

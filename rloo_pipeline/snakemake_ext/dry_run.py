@@ -166,7 +166,10 @@ def planned_time(logs: Iterable[tuple[Path, str]], runs: Iterable[Path] = ()) ->
         runs: folders of all runs of the call; a new run of an experiment takes what the others took.
     """
     logs = list(logs)
-    jobs = {run: report_jobs.jobs_of(run, ALL_ROUNDS) for run in dict.fromkeys([*runs, *(run for run, _ in logs)])}
+    jobs = {
+        run: report_jobs.jobs_of(run, ALL_ROUNDS, pages=True)
+        for run in dict.fromkeys([*runs, *(run for run, _ in logs)])
+    }
     measured, of_all = {run: _by_kind(jobs[run]) for run in jobs}, _by_kind(list(chain(*jobs.values())))
     alike = [_similar_jobs(measured[run], run, log) or _similar_jobs(of_all, run, log) for run, log in logs]
     known = [similar for similar in alike if similar]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rloo_pipeline.artifacts import round_tables, tables
+from rloo_pipeline.artifacts import lineage, round_tables, tables
 from rloo_pipeline.artifacts.files import check_facts
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part
@@ -73,11 +73,13 @@ def score(
         scores = as_table(
             shard, tables.part_schema(only), {tables.score_column(only): columns[only].scores}, [columns[only]]
         )
-        tables.write(output, scores, scores.schema, "part", **about)
+        files = {key: fact for key, fact in scoring_facts(rewards).items() if key == lineage.REWARD_FILES}
+        tables.write(output, scores, scores.schema, "part", **about, **files)
     else:
         columns |= {name: _read(part, name) for name, part in separate.items()}
         scores = join(config.rewards, shard, columns)
-        tables.write(output, scores, scores.schema, "scores", **about, **scoring_facts(config.rewards))
+        about |= scoring_facts(config.rewards, separate.values())
+        tables.write(output, scores, scores.schema, "scores", **about)
 
 
 def _score_held_out(pools: WorkerPools, shard: pa.Table, prompts: Path, policy: Policy, output: Path) -> None:

@@ -252,20 +252,24 @@ def check_keys_of_estimator(algorithm: Algorithm, rollout: Rollout, function: Es
             large advantages of small penalties in a group of equal scores.
     """
     filters, length = algorithm.filter_zero_variance, algorithm.response_length
-    if (filters or rollout.oversample > 1) and has_batch_baseline(function.formula, rollout.num_generations):
+    uses_equal_groups = has_batch_baseline(function.formula, rollout.num_generations)
+    if (filters or rollout.oversample > 1) and uses_equal_groups:
         raise UserError(
             f"algorithm.advantage: {algorithm.advantage} gives groups of equal scores a signal too, so none may be "
             "left out; set algorithm.filter_zero_variance: false and rollout.oversample: 1"
         )
-    cure = None
+    cures = []
     if algorithm.beta and algorithm.kl.placement == "reward":
-        cure = "algorithm.kl.placement: loss with kl.estimator: k3"
-    elif length.overlong_cache is not None or length.target is not None:
-        cure = "no algorithm.response_length"
-    if cure and not filters and enlarges_penalties(function.formula, rollout.num_generations):
+        cures.append("set algorithm.kl.placement: loss with kl.estimator: k3")
+    if length.overlong_cache is not None or length.target is not None:
+        cures.append("leave algorithm.response_length out")
+    if cures and not filters and enlarges_penalties(function.formula, rollout.num_generations):
+        cure = " and ".join(cures)
+        if not uses_equal_groups:
+            cure = f"set algorithm.filter_zero_variance: true, or {cure}"
         raise UserError(
-            f"algorithm.advantage: {algorithm.advantage} makes a penalty of 1e-6 as large as a wrong answer in a group "
-            f"of equal scores, as if it divided by their spread; set algorithm.filter_zero_variance: true, or {cure}"
+            f"algorithm.advantage: {algorithm.advantage} makes a penalty of 0.01 in a group of equal scores count more "
+            f"than a tenth of a wrong answer, as if it divided by their spread; {cure}"
         )
 
 

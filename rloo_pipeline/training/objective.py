@@ -10,6 +10,7 @@ does not change the loss.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -210,11 +211,13 @@ def own_loss(name: str) -> Callable[..., Tensor]:
             without a gradient.
     """
     function = import_string.load(name)
-    signature = signature_of(function)
+    asked: tuple[str, ...] = ()
+    with suppress(ValueError):  # a compiled function, such as by torch.jit.script, has no signature
+        asked = signature_of(function).named
 
     def checked(logps: Tensor, *others: Tensor, **named: Tensor) -> Tensor:
         arguments = (values.clone() for values in (logps, *others))  # it may change them
-        wanted = {key: named[key].clone() for key in signature.takes(named)}
+        wanted = {key: values.clone() for key, values in named.items() if key in asked}
         returned = call_own("loss", name, function, *arguments, **wanted)
         loss = of_shape(returned, logps, f"algorithm.loss: {name}", "log-probs", "[completions, tokens]")
         if logps.requires_grad and not loss.requires_grad:

@@ -118,8 +118,9 @@ def _remove_others(target: Path, lag: int) -> None:
 
 def remove_older(target: Path, lag: int) -> None:
     """Removes the states beside `target` that are older, except those that `_remove_others` keeps."""
-    if enough := [folder for folder in of_rounds(target.parent) if int(folder.name) <= int(target.name) - lag]:
-        files.remove_older(enough[0])
+    enough = [folder for folder in of_rounds(target.parent) if int(folder.name) <= int(target.name) - lag]
+    for folder in enough[1:]:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def of_rounds(folder: Path) -> list[Path]:

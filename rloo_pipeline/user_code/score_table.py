@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -149,8 +149,13 @@ def as_table(
     return pa.table({**keys, **scores, "seconds": seconds, "error": errors}, schema=schema)
 
 
-def scoring_facts(rewards: Sequence[Reward]) -> dict[str, str]:
-    """Footer facts of a scores table: weights of the reward functions, and digests of user code and reward models."""
+def scoring_facts(rewards: Sequence[Reward], parts: Iterable[pa.Table] = ()) -> dict[str, str]:
+    """Footer facts of a scores table: weights of the reward functions, and digests of user code and reward models.
+
+    Args:
+        rewards: the functions.
+        parts: tables of functions that ran alone, which name the files of their reward model.
+    """
     weights = {reward.column: reward.weight for reward in rewards}
     files = {reward.column: provenance.function_files(reward.function) for reward in rewards}
     digests = {name: _digest(list(of_one.values())) for name, of_one in files.items() if of_one}
@@ -158,6 +163,8 @@ def scoring_facts(rewards: Sequence[Reward]) -> dict[str, str]:
     manifests = {column: folder / MANIFEST for column, folder in folders.items()}
     models = {column: digest(file) for column, file in manifests.items() if file.exists()}
     others = {column: assets.identity(folder) for column, folder in folders.items() if column not in models}
+    for part in parts:
+        others |= json.loads(tables.footer(part).get(lineage.REWARD_FILES, "{}"))
     return {
         tables.WEIGHTS: json.dumps(weights),
         **({lineage.FUNCTIONS: json.dumps(digests)} if digests else {}),

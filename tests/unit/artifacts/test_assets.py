@@ -3,7 +3,9 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from rloo_pipeline.artifacts import assets
 from rloo_pipeline.errors import UserError
@@ -71,15 +73,17 @@ def test_the_identity_of_a_model_follows_its_content_and_neither_its_place_nor_i
     folder, copy = tmp_path / "model", tmp_path / "copy"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    weights = bytes(range(256)) * 20_000  # 5 MB: more than all pieces
-    (folder / "model.safetensors").write_bytes(weights)
+    weights = {"body": np.ones((512, 512)), "head": np.ones((2, 512)), "bias": np.ones(1)}
+    save_file(weights, folder / "model.safetensors")
     shutil.copytree(folder, copy)
     before = assets.identity(folder)
-    (copy / "README.md").write_text("notes")
+    for name in ("README.md", "LICENSE", "training_args.bin"):
+        (copy / name).write_text("notes")
     assert assets.identity(copy) == before
-    for changed in (weights[:-1] + b"x", b"x" + weights[1:], bytes(b ^ 1 for b in weights), weights + b"x"):
-        (copy / "model.safetensors").write_bytes(changed)
+    for name in weights:
+        save_file(weights | {name: weights[name] + 1}, copy / "model.safetensors")
         assert assets.identity(copy) != before
-    (copy / "model.safetensors").write_bytes(weights)
+    save_file(weights, copy / "model.safetensors")
+    assert assets.identity(copy) == before
     (copy / "chat_template.jinja").write_text("")
     assert assets.identity(copy) != before

@@ -204,3 +204,25 @@ def test_the_arguments_that_are_not_checked_are_those_of_stages() -> None:
 
     names = {option.name for command in stages.COMMANDS for option in command.options}
     assert set(OUTPUTS) <= names
+
+
+def test_a_key_that_was_added_later_is_compared_with_its_default(tmp_path, config) -> None:
+    """`params` leaves the default out."""
+    other = changed(config, "dataset", shuffle_dataset=False)
+    for name, before, now, values in (("a", config, other, "true, .* false"), ("b", other, config, "false, .* true")):
+        with tables.common_facts(**lineage.decided(before, "rollout")):
+            made = write_table(tmp_path / f"{name}.parquet", "rollouts")
+        lineage.require_configured(before, [made])
+        with pytest.raises(UserError, match=f"made with dataset.shuffle_dataset {values}"):
+            lineage.require_configured(now, [made])
+
+
+def test_reward_models_are_compared_by_the_columns_that_tables_name(tmp_path) -> None:
+    files = ({"a": "1", "b": "2"}, {"a": "1"}, {"b": "2"}, {}, {"b": "3"})
+    paths = [
+        write_table(tmp_path / f"{place}.parquet", reward_model_files=json.dumps(models))
+        for place, models in enumerate(files)
+    ]
+    lineage.require_one_scoring(paths[:4])
+    with pytest.raises(UserError, match=r"0\.parquet and .*4\.parquet were scored by different versions"):
+        lineage.require_one_scoring(paths)

@@ -75,10 +75,17 @@ def test_a_wrong_loss_is_refused_in_one_sentence(message, tmp_path) -> None:
         ("rewards - rewards.nanmean(1, keepdim=True)", ": an advantage for each completion"),
         ("rewards.nanmean(1, keepdim=True)", "returned (3, 1) for rewards (3, 4)"),
         ("1 / (rewards - rewards[:, :1])", "infinite advantages"),
-        ("rewards - rewards.mean(1, keepdim=True)", "NaN for a completion with a reward, in a group whose rewards"),
+        (
+            "rewards - rewards.mean(1, keepdim=True)",
+            "NaN for a completion with a reward, in a group whose rewards",
+        ),
         ("rewards * (calls.append(1) or len(calls))", "different advantages when called again"),
-        ("centred(rewards) / (std(rewards) + 1e-4)", "makes a penalty of 1e-6 as large as a wrong answer"),
-        ("rewards.argsort(1).double()", "makes a penalty of 1e-6 as large as a wrong answer"),
+        (
+            "centred(rewards) / (std(rewards) + 1e-4)",
+            "spread; set algorithm.filter_zero_variance: true, or set",
+        ),
+        ("centred(rewards) / (std(rewards) + 1e-3)", "more than a tenth of a wrong answer"),
+        ("rewards.argsort(1).double()", "by their spread; set algorithm.kl.placement: loss with kl.estimator: k3"),
         ("rewards @ rewards", "raised RuntimeError"),
     ],
 )

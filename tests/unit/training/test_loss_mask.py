@@ -360,6 +360,24 @@ def entropies_alone(logps, old_logps, advantages, mask, entropies):
     return entropies + 0 * logps
 
 
+def wrapped(*arguments, **keywords):
+    """A loss behind a decorator that passes on whatever it gets."""
+    return compiled(*arguments, **keywords)
+
+
+@torch.jit.script
+def compiled(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    """A compiled loss, which has no signature."""
+    return -advantages * logps
+
+
+@pytest.mark.parametrize("name", ["wrapped", "compiled"])
+def test_a_loss_that_does_not_name_entropies_gets_none(name, logps) -> None:
+    keys = {**TOKENS, "loss": f"{__name__}:{name}", "loss_agg_mode": "token_mean"}
+    batch, algorithm = batch_of(keys, logps)
+    trained(algorithm, batch, TokenLogProbs(model(0.005), TEMPERATURE))
+
+
 def test_a_loss_of_ones_own_gets_the_entropies_of_its_tokens_and_no_clip_is_claimed_for_it(logps) -> None:
     keys = {**TOKENS, "loss": f"{__name__}:entropies_alone", "loss_agg_mode": "token_mean"}
     batch, algorithm = batch_of(keys, logps)

@@ -1,11 +1,13 @@
 """Columns of scores, from results of functions."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rloo_pipeline.artifacts import lineage, tables
@@ -79,10 +81,13 @@ def test_a_table_names_the_files_of_a_reward_model_that_the_run_has_not_trained(
     row = {"prompt_id": "p", "sample": 0, "scores/reward_model": 1.0, "reward": 1.0, "seconds": 0.0, "error": None}
     schema, scored = tables.scores_schema(["reward_model"]), []
     for name in ("one", "two"):
-        (model / "model.safetensors").write_text(name)
+        (model / "config.json").write_text(json.dumps(name))
         scored.append(tmp_path / f"{name}.parquet")
         tables.write(scored[-1], [row], schema, "scores", **score_table.scoring_facts(rewards))
     with pytest.raises(UserError, match="different versions of your reward functions or models"):
         lineage.require_one_scoring(scored)
+    part = pq.read_table(scored[0])
+    joined = score_table.scoring_facts(rewards, [part])
+    assert joined[lineage.REWARD_FILES] == tables.footer(part)[lineage.REWARD_FILES]  # not the model of today
     (model / MANIFEST).write_text("{}")
     assert lineage.REWARD_FILES not in score_table.scoring_facts(rewards)
