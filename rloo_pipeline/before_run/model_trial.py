@@ -212,8 +212,8 @@ def try_estimator(algorithm: Algorithm, rollout: Rollout) -> str:
     rewards[0, 1], rewards[2] = torch.nan, 1.0
     if not torch.equal(function(rewards), function(rewards)):
         raise UserError(
-            f"algorithm.advantage: {algorithm.advantage} returns other advantages when it is called again with the "
-            "same rewards; let it depend on them alone, since jobs run again and in new processes"
+            f"algorithm.advantage: {algorithm.advantage} returns different advantages when called again with the same "
+            "rewards; make it depend on the rewards alone, since jobs run again and in new processes"
         )
     check_keys_of_estimator(algorithm, rollout, function)
     return "an advantage for each completion"

@@ -180,7 +180,8 @@ class Dataset(Section):
     """Maximum prompt length in tokens. Longer prompts are dropped; prompts/counts.json says how many."""
     shuffle_dataset: bool = True
     """Draw the prompts of each epoch in random order. With false, rounds take them in the order of the rows, each once
-    before any is used again: a curriculum, or a mixture that changes, is an order of the rows.
+    before any is used again (a refill takes the next rows, which the next round samples too). To train on a curriculum
+    or a changing mixture, order the rows accordingly.
     """
     select: PromptSelection | None = None
     """Choice of training prompts by how hard they are for the policy. Default: all prompts, equally often."""

@@ -55,7 +55,8 @@ def _generated(source: Source) -> list[Row]:
         where = import_string.error_location(error, name)
         if isinstance(error, TypeError) and not where:
             raise UserError(f"options of the generator {name} do not fit it: {error}") from error
-        raise UserError(f"the generator {name} raised {type(error).__name__}: {one_line(error)}{where}") from error
+        said = ": ".join(filter(None, (type(error).__name__, one_line(error))))
+        raise UserError(f"the generator {name} raised {said}{where}") from error
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise UserError(

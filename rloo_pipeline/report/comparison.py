@@ -75,10 +75,10 @@ FACTS = (
         "their reward curves do not measure the same thing",
     ),
     Fact(
-        "code of your rewards",
+        "code and models of your rewards",
         lambda run: run.functions,
         lambda digests: ", ".join(f"{name} {digest[:8]}" for name, digest in digests.items()) or "not recorded",
-        "scores and accuracies do not measure the same thing",
+        "scores and accuracies may not measure the same thing",
     ),
     Fact(
         "definition of right",
@@ -107,10 +107,11 @@ FACTS = (
 COMPARABLE: Mapping[str, Callable[[FinishedRun], Any]] = {
     "other held-out prompts": lambda run: run.held_out_prompts,
     "another definition of right": _definition_of_right,
-    "another version of the reward functions": lambda run: run.functions.get(run.deciding),
     "another temperature, length or generation_kwargs in evaluations": lambda run: {**_sampling(run), "samples": None},
 }
-"""Properties that runs must share for their accuracies to be subtracted, keyed by the reason given if they do not."""
+"""Properties that runs must share for their accuracies to be subtracted, keyed by the reason given if they do not. The
+version of the deciding reward is another, see `incomparable`.
+"""
 
 
 def compare(runs: Sequence[FinishedRun]) -> JSON:
@@ -162,12 +163,22 @@ def _row(first: FinishedRun, run: FinishedRun) -> JSON:
     }
 
 
-def incomparable(runs: Sequence[FinishedRun]) -> str | None:
-    """Why the accuracies of these runs are not comparable; None if they are."""
-    differing = (
-        reason for reason, value_of in COMPARABLE.items() if any(value_of(run) != value_of(runs[0]) for run in runs)
-    )
-    return next(differing, None)
+def incomparable(runs: Sequence[FinishedRun], across_seeds: bool = False) -> str | None:
+    """Explains why the accuracies of these runs are not comparable; None if they are.
+
+    Args:
+        runs: the runs.
+        across_seeds: accept that each seed has trained its own reward model, which all runs with this seed share.
+    """
+    for reason, value_of in COMPARABLE.items():
+        if any(value_of(run) != value_of(runs[0]) for run in runs):
+            return reason
+    versions: dict[int | None, set[str | None]] = {}
+    for run in runs:
+        reward, version = run.config.deciding_reward, run.functions.get(run.deciding)
+        if version or not reward.is_model:  # an earlier release may not have recorded a model's
+            versions.setdefault(run.config.seed if across_seeds and reward.uses_own_model else None, set()).add(version)
+    return "another version of the reward functions" if any(len(of) > 1 for of in versions.values()) else None
 
 
 def difference(first: FinishedRun, run: FinishedRun) -> JSON:

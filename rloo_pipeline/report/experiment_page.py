@@ -24,7 +24,8 @@ def render(summary: JSON, experiment: FinishedExperiment, folder: Path) -> str:
     """
     arms = {arm: list(runs.values()) for arm, runs in experiment.runs.items() if runs}
     of_each_round = {measured["prompts"] for runs in arms.values() for run in runs for measured in run.held_out}
-    of_runs = {name: of for name, of in OF_RUN.items() if name != "each_round" or len(of_each_round) < 2}
+    each_round_differs = len(of_each_round) > 1
+    of_runs = {name: of for name, of in OF_RUN.items() if name != "each_round" or not each_round_differs}
     return frame.fill(
         "experiment_page.html.j2",
         summary=summary,
@@ -35,6 +36,7 @@ def render(summary: JSON, experiment: FinishedExperiment, folder: Path) -> str:
         span=span([_estimate(row) for row in summary["arms"]]),
         fewest=FEWEST,
         fewest_for_iqm=FEWEST_FOR_IQM,
+        each_round_differs=each_round_differs,
         charts=[
             (chart, figure_of_arms(chart, {arm: [of(run) for run in runs] for arm, runs in arms.items()}))
             for chart, of in [

@@ -1,6 +1,7 @@
 """Summarizes an experiment so far: each arm over its seeds, all pairs of arms, each varied key, each run."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from rloo_pipeline.judging.across_seeds import FEWEST, Comparison, compare_arms,
 from rloo_pipeline.judging.completions import is_correct
 from rloo_pipeline.report import finished
 from rloo_pipeline.report.comparison import incomparable
-from rloo_pipeline.report.finished import FinishedRun
+from rloo_pipeline.report.finished import FinishedRun, OutdatedEvaluationError
 from rloo_pipeline.seeds import derive
 
 
@@ -59,18 +60,19 @@ def read(folder: Path) -> FinishedExperiment:
         for seed in about["seeds"]:
             run_folder = folder / arm / str(seed)
             files = run_files.read(run_folder)
-            is_finished = run_files.is_finished(run_folder, files.config)
-            if is_finished:
-                runs[arm][seed] = finished.read(run_folder)
+            if run_files.is_finished(run_folder, files.config):
+                with suppress(OutdatedEvaluationError):  # by its changed config.yaml, it is not finished
+                    runs[arm][seed] = finished.read(run_folder)
             state = {"arm": arm, "seed": seed, "folder": f"{arm}/{seed}", "rounds": len(files.rounds)}
             symptoms = list(dict.fromkeys(symptom.title for symptom in files.symptoms()))
             planned = about["rounds"][arm]
             # if a gate ended a run, its config.yaml has fewer rounds than planned
             state |= {"planned": planned, "stopped": files.config.rounds < planned}
-            states.append(state | {"finished": is_finished, "symptoms": symptoms})
+            states.append(state | {"finished": seed in runs[arm], "symptoms": symptoms})
     if not any(runs.values()):
         raise UserError(
-            f"{folder}: no run of the experiment is finished; make a copy with `cp -a`, which keeps the times of files"
+            f"{folder}: no run of the experiment is finished; finish one with `rloo run`, or if this is a copy, "
+            "make it with `cp -a`, which keeps the times of files"
         )
     facts = (about["experiment"], about["arms"], about["vary"], about["seeds"])
     return FinishedExperiment(*facts, runs, states, *_choice(folder, runs))
@@ -118,7 +120,7 @@ def summary_of(experiment: FinishedExperiment) -> JSON:
         "enough_seeds": min(len(runs) for runs in arms.values()) >= FEWEST,
         "arms": rows,
         "comparisons": comparisons,
-        "sensitivity": _sensitivity(experiment, arms),
+        "sensitivity": _sensitivity(experiment),
         "runs": [_run(state, experiment) for state in experiment.states],
         "rows": "dev" if first.config.select else "eval",
         "selection": _selection(experiment),
@@ -148,7 +150,7 @@ def _over_seeds(values: Array) -> JSON:
 
 
 def _arm(arm: str, runs: Mapping[int, FinishedRun], experiment: FinishedExperiment) -> JSON:
-    if reason := incomparable(list(runs.values())):
+    if reason := incomparable(list(runs.values()), across_seeds=True):
         raise UserError(
             f"{experiment.name}, arm {arm}: its seeds have no mean, since some have {reason}; run the experiment again"
         )
@@ -173,7 +175,7 @@ def _comparisons(arms: Mapping[str, Mapping[int, FinishedRun]], seed: int) -> li
     rows = []
     for less, arm in combinations(arms, 2):
         seeds = [common for common in arms[arm] if common in arms[less]]
-        reason = incomparable([*arms[less].values(), *arms[arm].values()])
+        reason = incomparable([*arms[less].values(), *arms[arm].values()], across_seeds=True)
         row: JSON = {"arm": arm, "less": less, "seeds": seeds, "reason": reason} | dict.fromkeys(Comparison._fields)
         if seeds and reason is None:
             values, others = (np.stack([arms[name][common].accuracy for common in seeds]) for name in (arm, less))
@@ -182,12 +184,13 @@ def _comparisons(arms: Mapping[str, Mapping[int, FinishedRun]], seed: int) -> li
     return rows
 
 
-def _sensitivity(experiment: FinishedExperiment, arms: Mapping[str, Mapping[int, FinishedRun]]) -> list[JSON]:
+def _sensitivity(experiment: FinishedExperiment) -> list[JSON]:
     """For each value of each varied key, the mean over the arms that have it, and over the seeds that all arms have.
     Empty if there is no such seed, or if the arms cannot be compared.
     """
+    arms = experiment.runs
     seeds = set[int](experiment.seeds).intersection(*arms.values())
-    if not seeds or incomparable([run for runs in arms.values() for run in runs.values()]):
+    if not seeds or incomparable([run for runs in arms.values() for run in runs.values()], across_seeds=True):
         return []
     means = {arm: np.mean([runs[seed].accuracy.mean() for seed in sorted(seeds)]) for arm, runs in arms.items()}
     rows = []

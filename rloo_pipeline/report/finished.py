@@ -1,6 +1,7 @@
 """Reads finished runs from their folders, to compare them."""
 
 import json
+from collections.abc import Mapping
 from math import isclose
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +16,10 @@ from rloo_pipeline.judging.completions import is_correct
 from rloo_pipeline.judging.run_files import of_same_prompts, read_config, read_held_out, read_metrics
 from rloo_pipeline.report.jobs import costs, jobs_of
 from rloo_pipeline.report.run_tables import read_completions
+
+
+class OutdatedEvaluationError(UserError):
+    """The definition of a right answer has changed since the final policy was evaluated."""
 
 
 class FinishedRun(NamedTuple):
@@ -34,7 +39,9 @@ class FinishedRun(NamedTuple):
     accuracy: Array
     """The final policy's share of right samples, [held-out prompts]."""
     functions: dict[str, str]
-    """Code digests of the user's reward functions that scored the final policy, by column."""
+    """Digests of the user's code or the reward model that scored the final policy, by column. Earlier releases recorded
+    only reward models that the run had trained.
+    """
     seconds: dict[str, float]
     """Wall-clock seconds of all jobs of each stage."""
 
@@ -53,8 +60,8 @@ def read(folder: Path) -> FinishedRun:
     """Reads the run in a folder.
 
     Raises:
-        UserError: the folder has no run, the run is not finished, its definition of a right answer has changed since,
-            or a file of it is damaged.
+        OutdatedEvaluationError: the definition of a right answer has changed since the final policy was evaluated.
+        UserError: the folder has no run, the run is not finished, or a file of it is damaged.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; name the folders of finished runs, such as results/demo")
@@ -70,7 +77,7 @@ def read(folder: Path) -> FinishedRun:
     completions = read_completions(folder, "final", columns=columns)
     accuracy = is_correct(config, completions, samples).mean(axis=1)
     if not isclose(accuracy.mean(), final["accuracy"]):
-        raise UserError(
+        raise OutdatedEvaluationError(
             f"{folder / 'summary.json'}: {final['accuracy']:.1%} of the final policy's answers are right, but by the "
             f"folder's config.yaml {accuracy.mean():.1%}; {_finish(folder)}"
         )
@@ -82,7 +89,7 @@ def read(folder: Path) -> FinishedRun:
         PromptSet(folder / "prompts" / "train").table["prompt_id"].to_pylist(),
         completions["prompt_id"].to_pylist()[::samples],
         accuracy,
-        json.loads(tables.footer(completions).get(lineage.FUNCTIONS, "{}")),
+        _versions(tables.footer(completions)),
         {cost.stage: round(cost.seconds, 1) for cost in costs(jobs_of(folder, config.rounds))},
     )
 
@@ -101,6 +108,12 @@ def _summary(config: Config, folder: Path) -> JSON:
     check_facts(file, summary, {"rounds": config.rounds, "seed": config.seed}, _finish(folder))
     check_facts(file, summary["final"], configured, _finish(folder))
     return summary
+
+
+def _versions(facts: Mapping[str, str]) -> dict[str, str]:
+    """The versions of reward functions and models in the facts of a table, by column."""
+    keys = (lineage.FUNCTIONS, lineage.REWARD_MODELS, lineage.REWARD_FILES)
+    return {column: version for key in keys for column, version in json.loads(facts.get(key, "{}")).items()}
 
 
 def _finish(folder: Path) -> str:

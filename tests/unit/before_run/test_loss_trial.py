@@ -6,11 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 from helpers import ROOT
 
 from rloo_pipeline import import_string
 from rloo_pipeline.before_run import model_trial
-from rloo_pipeline.config import Algorithm, Rollout
+from rloo_pipeline.config import Algorithm, Dataset, Rollout
+from rloo_pipeline.data.rows import read_rows
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training.batch import load_estimator
 from rloo_pipeline.training.objective import own_loss
@@ -77,7 +79,7 @@ def test_a_wrong_loss_is_refused_in_one_sentence(message, tmp_path) -> None:
             "rewards - rewards.mean(1, keepdim=True)",
             "NaN for a completion with a reward, in a group whose rewards",
         ),
-        ("rewards * (calls.append(1) or len(calls))", "other advantages when it is called again"),
+        ("rewards * (calls.append(1) or len(calls))", "different advantages when called again"),
         (
             "centred(rewards) / (std(rewards) + 1e-4)",
             "spread; set algorithm.filter_zero_variance: true, or set",
@@ -135,16 +137,25 @@ def test_penalties_do_not_decide_where_groups_of_equal_scores_are_dropped_or_hav
 
 
 def test_the_functions_on_the_page_of_ideas_do_what_it_says(tmp_path, monkeypatch) -> None:
-    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "ideas.md").read_text(), re.DOTALL)
+    page = (ROOT / "docs" / "ideas.md").read_text()
+    [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "my_ideas.py").write_text(code)
-    for name in ("easy", "hard"):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"from": name}) + "\n" for _ in range(30)))
+    [counts] = re.findall(r"takes (\d+) rows of `easy.jsonl` and (\d+) of `hard.jsonl`", page)
+    for name, count in zip(("easy", "hard"), map(int, counts), strict=True):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"from": name}) + "\n" for _ in range(count)))
     monkeypatch.chdir(tmp_path)
     keys = {"advantage": "my_ideas.py:median", "loss": "my_ideas.py:early", "importance_sampling_level": "token"}
     assert [finding.ok for finding in tried(**keys)] == [True, True]
     rows = import_string.load("my_ideas.py:two_sources")(rounds=3, prompts=10)
     hard = [row["from"] == "hard" for row in rows]
     assert [sum(hard[start : start + 10]) for start in (0, 10, 20)] == [0, 5, 10]
+    [keys_of_data] = re.findall(r"```yaml\n(dataset:.*?)```", page, re.DOTALL)
+    written = yaml.safe_load(keys_of_data)["dataset"]
+    rows = read_rows(Dataset(**written, eval={"path": "eval.jsonl"}).train, "")
+    assert [sum(row["from"] == name for row in rows) for name in ("easy", "hard")] == list(map(int, counts))
+    (tmp_path / "hard.jsonl").write_text(json.dumps({"from": "hard"}) + "\n")
+    with pytest.raises(UserError, match=r"raised StopIteration \(my_ideas.py, line \d+\)$"):
+        read_rows(Dataset(**written, eval={"path": "eval.jsonl"}).train, "")
 
 
 def test_the_bonus_on_the_page_of_ideas_has_the_gradient_of_the_entropy() -> None:

@@ -58,7 +58,7 @@ def message_of(folder: Path, text: str) -> str:
         ("rollout: {", "rollout: {environment: mine, ", ": rollout.environment: 'mine' names nothing in a file; write"),
         ("rollout: {", "rollout: {environment: {a: mine}, ", ": rollout.environment: 'mine' names nothing in a file"),
         ("{beta: 0.05", "{clip_ratio: 0.05", "the clip range is algorithm.epsilon"),
-        ("{beta: 0.05", "{entropy_coef: 0.05", "docs/ideas.md has a bonus for a loss of your own"),
+        ("{beta: 0.05", "{entropy_coef: 0.05", "docs/ideas.md shows how to add one to your own loss"),
         ("{num_generations: 2", "{max_response_length: 2", "did you mean 'max_completion_length'?"),
         (
             "max_prompt_length",

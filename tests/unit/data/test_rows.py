@@ -398,7 +398,7 @@ def test_a_generator_that_fails_names_the_users_line(tmp_path) -> None:
     file = tmp_path / "data.py"
     file.write_text(
         "def made(count):\n    rows = ['a'] * count\n    assert count >= 0, 'two\\nlines'\n"
-        "    return rows if count else rows[0]\n"
+        "    return rows if count else rows[0]\ndef short():\n    return [next(iter(())) for _ in range(3)]\n"
     )
     for options, message in (
         ({"size": 1}, "options of the generator .* do not fit it"),
@@ -408,6 +408,8 @@ def test_a_generator_that_fails_names_the_users_line(tmp_path) -> None:
     ):
         with pytest.raises(UserError, match=message):
             read_rows(Source(generator=f"{file}:made", options=options), "")
+    with pytest.raises(UserError, match=r"raised StopIteration \(data.py, line 6\)$"):
+        read_rows(Source(generator=f"{file}:short"), "")
 
 
 def test_the_rows_of_a_generator_have_the_columns_of_all_rows(tmp_path) -> None:

@@ -17,6 +17,7 @@ from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.checks.statistics import gain
 from rloo_pipeline.commands.compare import compare
+from rloo_pipeline.config.rewards import REWARD_MODEL
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.report import comparison, comparison_page, finished
 from rloo_pipeline.report.charts import shared_charts
@@ -219,6 +220,28 @@ def test_accuracies_of_another_way_to_sample_are_not_subtracted(pair, tmp_path, 
     assert "some have another temperature, length or generation_kwargs in evaluations." in words
     assert "Not the same sampling in evaluations: " in words
     assert shown in words
+
+
+def test_accuracies_by_different_versions_of_a_function_are_not_subtracted(pair) -> None:
+    first, second = (finished.read(folder)._replace(functions={"answer": "a" * 16}) for folder in pair)
+    for functions in ({"answer": "b" * 16}, {}):
+        other = second._replace(functions=functions)
+        assert comparison.difference(first, other)["reason"] == "another version of the reward functions"
+        assert not comparison.compare([first, other])["shared"]["code and models of your rewards"]["same"]
+    assert comparison.difference(first, second)["reason"] is None
+
+
+def test_runs_that_trained_different_reward_models_are_not_subtracted(pair) -> None:
+    rewards, model = [{"function": REWARD_MODEL, "name": "answer"}], {"train": {"path": "pairs.jsonl"}}
+    runs = [finished.read(folder) for folder in pair]
+    configs = [
+        configuration(run=run.name, seed=seed, rewards=rewards, reward_model=model) for seed, run in enumerate(runs)
+    ]
+    first, second = (
+        run._replace(config=config, functions={"answer": str(config.seed)})
+        for run, config in zip(runs, configs, strict=True)
+    )
+    assert comparison.difference(first, second)["reason"] == "another version of the reward functions"
 
 
 def test_more_samples_do_not_count_as_different_sampling(pair, tmp_path) -> None:

@@ -1,16 +1,19 @@
 """The page of an experiment and its tables give the same figures, and say what cannot be said."""
 
 import csv
+import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 from synthetic_runs import ROUNDS, Reader, configuration, finish_run, train_again, write_completions
 
-from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts import lineage, tables
 from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.commands.compare import experiment
+from rloo_pipeline.config.rewards import REWARD_MODEL
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.report import finished
 from rloo_pipeline.report.experiment_page import functions, headline
@@ -223,7 +226,9 @@ def test_accuracies_of_each_round_on_different_numbers_of_problems_have_no_chart
             count = prompts if run.parent.name == "better" else 8
             measured = {"policy": 0, "accuracy": 0.5, "ci95": [0.2, 0.8], "prompts": count}
             write_json(run / "rounds" / "00001" / "held_out.json", measured)
-        assert page_of(changed).count("Held-out accuracy, each round") == charts
+        text = page_of(changed)
+        assert text.count("Held-out accuracy, each round") == charts
+        assert ("The held-out accuracy of each round has no curves, because" in text) == (not charts)
 
 
 def test_arms_that_are_equally_good_end_best_together(changed) -> None:
@@ -312,6 +317,79 @@ def test_seeds_of_an_arm_that_were_evaluated_differently_have_no_mean(changed) -
     file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"correct": {"threshold": 0.5}}))
     with pytest.raises(UserError, match=r"arm better: its seeds have no mean, since some have another definition"):
         experiment(changed)
+
+
+def test_a_run_that_is_not_evaluated_again_with_a_new_threshold_counts_as_unfinished(changed) -> None:
+    def change(run: Path) -> None:
+        file = run / "config.yaml"
+        file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"correct": {"threshold": 2.0}}))
+
+    change(changed / "better" / "0")
+    text = page_of(changed)
+    runs = {(run["arm"], run["seed"]): run for run in read_json(changed / "experiment.json")["runs"]}
+    assert {key for key, run in runs.items() if not run["finished"]} == {("better", 0), ("same_50%", 2)}
+    assert (runs["better", 0]["final"], text.count("! not finished")) == (None, 2)
+    for run in changed.glob("*/[0-9]"):
+        change(run)
+    with pytest.raises(UserError, match="no run of the experiment is finished; finish one with `rloo run`"):
+        experiment(changed)
+
+
+def with_reward_model(folder: Path, version: Callable[[str, int], str], **options: str) -> None:
+    """Makes a reward model the deciding reward of all runs; an empty version is not recorded."""
+    for run in folder.glob("*/[0-9]"):
+        file = run / "config.yaml"
+        content = yaml.safe_load(file.read_text())
+        content["rewards"][0] |= {"function": REWARD_MODEL, "options": options}
+        if not options:
+            content["reward_model"] = {"train": {"path": "pairs.jsonl"}}
+        file.write_text(yaml.safe_dump(content))
+        completions = run / "evaluation" / "final" / "completions.parquet"
+        table = tables.read(completions, "completions")
+        facts = {key: tables.footer(table)[key] for key in ("policy", "evaluated")}
+        key = lineage.REWARD_FILES if options else lineage.REWARD_MODELS
+        if digest := version(run.parent.name, int(run.name)):
+            facts[key] = json.dumps({"answer": digest})
+        tables.write(completions, table, table.schema, "completions", **facts)
+
+
+def reasons(folder: Path) -> dict[tuple[str, str], str | None]:
+    """Why pairs of arms are not compared."""
+    experiment(folder)
+    return {(row["arm"], row["less"]): row["reason"] for row in read_json(folder / "experiment.json")["comparisons"]}
+
+
+ANOTHER = "another version of the reward functions"
+
+
+def test_arms_are_not_compared_if_the_files_of_a_reward_model_were_replaced(changed) -> None:
+    with_reward_model(changed, lambda arm, _: "new" if arm == "better" else "old", model="judge")
+    found = {("better", "plain"): ANOTHER, ("same_50%", "plain"): None, ("same_50%", "better"): ANOTHER}
+    assert reasons(changed) == found
+    with_reward_model(changed, lambda _, seed: str(seed), model="judge")
+    with pytest.raises(UserError, match=f"arm plain: its seeds have no mean, since some have {ANOTHER}"):
+        experiment(changed)
+
+
+def test_arms_are_compared_if_an_earlier_release_did_not_record_the_files_of_a_reward_model(changed) -> None:
+    with_reward_model(changed, lambda arm, _: "" if arm == "better" else "old", model="judge")
+    assert not any(reasons(changed).values())
+
+
+def test_each_seed_may_have_trained_its_own_reward_model_if_all_arms_share_it(changed) -> None:
+    with_reward_model(changed, lambda _, seed: str(seed))
+    assert not any(reasons(changed).values())
+    assert read_json(changed / "experiment.json")["sensitivity"]
+    with_reward_model(changed, lambda arm, seed: f"{seed}{arm == 'better'}")
+    assert reasons(changed)["better", "plain"] == ANOTHER
+    assert reasons(changed)["same_50%", "plain"] is None
+
+
+def test_without_a_finished_run_of_an_arm_a_varied_key_has_no_sensitivity(changed) -> None:
+    """The mean of a value would be that of other arms than the mean of another value."""
+    for seed in (0, 1, 3):
+        (changed / "same_50%" / str(seed) / "summary.json").unlink()
+    assert "Sensitivity" not in page_of(changed)
 
 
 def test_a_run_that_a_gate_ended_is_marked(changed) -> None:

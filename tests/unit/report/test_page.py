@@ -340,10 +340,16 @@ def test_tokens_of_evaluations_include_those_beside_rollouts_and_the_curve_has_o
     summary = summarize_run(config, run)
     assert summary["tokens"]["evaluation"] - before == 10 * ((ROUNDS - 2) * 76 + 2 * 20)
     page = render(config, run, summary)
-    assert f"Held-out accuracies of {ROUNDS - 2} earlier rounds are left out" in Reader(page).words
+    assert f"Held-out accuracies of {ROUNDS - 2} earlier rounds are left out, because" in Reader(page).words
     figures = json.loads(page.split('id="figures">')[1].split("</script>")[0])
     assert [value for value in figures["plot-1"]["data"][-1]["y"] if value is not None] == [39 / 50, 40 / 50]
     assert "of the answers of policy 39 to the first 20" not in Reader(page).words
+    for number in range(2, ROUNDS + 1):
+        write_json(run / "rounds" / f"{number:05d}" / "held_out.json", held_out_of(number, 20))
+    text = Reader(render(config, run, summarize_run(config, run))).words
+    assert (
+        "The held-out accuracy of 1 earlier round is left out, because evaluation.each_round had another value" in text
+    )
 
 
 def test_answers_without_a_score_of_the_deciding_reward_count_as_wrong_and_are_named(tmp_path: Path) -> None:
