@@ -9,12 +9,12 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from rloo_pipeline.artifacts import lineage
 from rloo_pipeline.artifacts.files import read_artifact, write_json
 from rloo_pipeline.artifacts.manifest import check_entries, entries, file_names, verify_manifest, write_manifest
-from rloo_pipeline.artifacts.model_files import PICKLES
+from rloo_pipeline.artifacts.model_files import PICKLES, tensors_in
 from rloo_pipeline.errors import UserError
 
 ASSETS = lineage.ASSETS
@@ -117,24 +117,21 @@ def files_of_source(path: Path) -> tuple[Path, list[str]]:
 
 
 def identity(folder: Path) -> str:
-    """SHA-256 (hex) of a model's files. Of weights only the header and the first bytes of each tensor count: training
+    """SHA-256 (hex) of a model's files. Of weights only the shapes and the first bytes of each tensor count: training
     changes all numbers of a tensor, and reading a large model takes minutes.
     """
     found = hashlib.sha256()
     for name in sorted(filter(READ_IN_MODEL.fullmatch, files_of_source(folder)[1])):
         found.update(f"{name}\0".encode())
         with (folder / name).open("rb") as file:
-            if is_weights(name):
-                _add_tensors(found, file)
-            else:
+            if not is_weights(name):
                 found.update(hashlib.file_digest(file, "sha256").digest())
+                continue
+            tensors = tensors_in(folder / name)
+            found.update(json.dumps(tensors, sort_keys=True).encode())
+            places = sorted(entry["data_offsets"] for entry in tensors.values())
+            first = os.fstat(file.fileno()).st_size - max((end for _, end in places), default=0)
+            for begin, end in places:
+                file.seek(first + begin)
+                found.update(file.read(min(PIECE, end - begin)))
     return found.hexdigest()
-
-
-def _add_tensors(found: Any, file: BinaryIO) -> None:
-    header = file.read(int.from_bytes(file.read(8), "little"))
-    found.update(header)
-    tensors = [entry["data_offsets"] for name, entry in json.loads(header).items() if name != "__metadata__"]
-    for begin, end in sorted(tensors):
-        file.seek(8 + len(header) + begin)
-        found.update(file.read(min(PIECE, end - begin)))

@@ -186,7 +186,7 @@ def _comparisons(arms: Mapping[str, Mapping[int, FinishedRun]], seed: int) -> li
 
 def _sensitivity(experiment: FinishedExperiment) -> list[JSON]:
     """For each value of each varied key, the mean over the arms that have it, and over the seeds that all arms have.
-    Empty if there is no such seed, or if the arms cannot be compared.
+    Empty if the arms have no seed in common, or cannot be compared.
     """
     arms = experiment.runs
     seeds = set[int](experiment.seeds).intersection(*arms.values())

@@ -71,7 +71,7 @@ def test_the_lower_score_wins_if_the_weight_of_the_reward_is_negative() -> None:
 
 
 def test_pairs_of_the_same_completions_are_not_independent() -> None:
-    """Where prompts hardly differ, the interval is that of all samples, not that of all pairs of them."""
+    """If prompts hardly differ, the interval is as wide as for K samples of each, not as for all K² pairs."""
     before = np.tile(np.arange(8.0), (4, 1))
     rate = win_rate(before, before + np.array([[0.0], [0.0], [0.0], [0.25]]))
     assert rate.ci95[1] - rate.ci95[0] >= np.diff(share_interval(rate.value, 4 * 8))
