@@ -32,7 +32,23 @@ def kept(call: SnakemakeCall) -> str | None:
     outputs = call.outputs()
     assets = (call.run_folder(run) / "assets" for run in call.runs.by_folder)
     replaced = (run_sources.replaced(folder) for folder in assets if str(folder) not in outputs)
-    return _made_with_other_keys(call) or call.functions.kept(call.workflow) or next(filter(None, replaced), None)
+    said = _made_with_other_keys(call) or call.functions.kept(call.workflow) or next(filter(None, replaced), None)
+    return said or _without_assets(call)
+
+
+def _without_assets(call: SnakemakeCall) -> str | None:
+    """The error message if prompts would stay although the assets, which identify a run's local files, are missing."""
+    dag = call.workflow.dag
+    for job in dag.jobs:
+        if stage_of(job.rule) != "stage-assets" or dag.needrun(job) or Path(job.output[0]).exists():
+            continue
+        stays = any(Path(file).exists() for other in dag.depending[job] for file in other.output)
+        if stays and (files := run_sources.local_files(call.runs.of(job.wildcards))):
+            return (
+                f"{job.output[0]} is missing, which says whether the run began with this {files[0]}: put it back, or "
+                f"add --forcerun {job.output[0]} to begin again"
+            )
+    return None
 
 
 def ask_about_functions(call: SnakemakeCall) -> None:

@@ -81,15 +81,15 @@ def _other_files(folder: Path) -> str | None:
                     done = "added to" if other in names else "removed from"
                     return (
                         f"{other} was {done} {top} after the run began, and nothing would run again for it: undo this, "
-                        f"delete {folder} to begin again, or give the run another name"
+                        f"add --forcerun {folder} to begin again, or give the run another name"
                     )
     return None
 
 
 def _replaced(file: Path, folder: Path) -> str:
     return (
-        f"{file} was replaced after the run began, and nothing would run again for it: delete {folder} to begin "
-        "again with the new one, give the run another name, or put the old one back with its old time"
+        f"{file} was replaced after the run began, and nothing would run again for it: add --forcerun {folder} to "
+        "begin again with the new one, give the run another name, or put the old one back with its old time"
     )
 
 

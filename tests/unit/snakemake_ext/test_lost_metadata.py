@@ -1,8 +1,10 @@
 """A file without Snakemake's record stays only if the configuration still describes it."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from helpers import mini
@@ -68,6 +70,25 @@ def test_a_round_of_another_configuration_is_refused_where_snakemake_has_no_reco
 )
 def test_files_that_the_configuration_describes_stay(kept, workflow, changes) -> None:
     assert kept(workflow, **changes) is None
+
+
+def test_a_run_of_local_files_whose_assets_are_missing_does_not_go_on(kept, tmp_path, monkeypatch) -> None:
+    """Without them, a data file that was replaced by one with an older time would go unnoticed."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.jsonl").touch()
+    dataset = {"train": {"generator": None, "options": {}, "path": "train.jsonl"}}
+    workflow = planned("stage-assets", "prompts", no_metadata=False)
+    assets, prompts = workflow.dag.jobs
+    workflow.dag.depending = MagicMock(__getitem__=lambda _, job: [prompts])
+    assert kept(workflow, dataset=dataset) is None, "nothing is made yet"
+    Path(prompts.output[0]).mkdir(parents=True)
+    said = kept(workflow, dataset=dataset)
+    assert said is not None
+    assert "stage-assets is missing" in said
+    assert "add --forcerun results/mini/stage-assets" in said
+    assert kept(workflow) is None, "generators cannot change"
+    Path(assets.output[0]).mkdir()
+    assert kept(workflow, dataset=dataset) is None
 
 
 def test_a_run_without_a_configuration_of_before_is_new(kept, tmp_path) -> None:
