@@ -10,6 +10,7 @@ import os
 from collections.abc import Container, Iterator
 from pathlib import Path
 
+from rloo_pipeline.artifacts.manifest import MANIFEST
 from rloo_pipeline.config import STAGES, Config, flatten
 from rloo_pipeline.errors import UserError, counted
 from rloo_pipeline.judging import run_files
@@ -113,9 +114,9 @@ def check_files(folder: Path, config: Config, made: Container[Path]) -> None:
     from rloo_pipeline.artifacts import files, lineage, manifest, model_files, node_files, tables
     from rloo_pipeline.artifacts.policy import Policy
 
-    checked = [path for path in _artifacts(folder) if path.name == manifest.MANIFEST or path.resolve() in made]
+    checked = [path for path in _artifacts(folder) if _counts(path, made)]
     for path in checked:
-        if path.name == manifest.MANIFEST:
+        if path.name == MANIFEST:
             if not all(link.exists() for link in node_files.links(path.parent)):
                 continue  # weights on a node's own disk: the next call restores and checks them
             manifest.verify_manifest(path.parent)
@@ -128,7 +129,7 @@ def check_files(folder: Path, config: Config, made: Container[Path]) -> None:
             run_files.read_metrics(folder, int(path.parent.name))
         else:
             files.read_json(path)
-    own = [path.parent if path.name == manifest.MANIFEST else path for path in checked]
+    own = [path.parent if path.name == MANIFEST else path for path in checked]
     lineage.require_own(config.seed, own)
     lineage.require_configured(config, own)
     for path in checked:
@@ -140,6 +141,13 @@ def check_files(folder: Path, config: Config, made: Container[Path]) -> None:
         if rollouts.exists():
             written = lineage.facts_of(rollouts)[tables.DIGEST].removeprefix(tables.MARK.decode())
             files.check_facts(scores, lineage.facts_of(scores), {"rollouts": written})
+
+
+def _counts(path: Path, made: Container[Path]) -> bool:
+    """True if a run may read a file: it is the manifest of a policy, a state, assets or prompts, or a job makes it."""
+    if path.name != MANIFEST:
+        return path.resolve() in made
+    return path.parent.parent.name != "reward_model" or path.parent.resolve() in made
 
 
 def _made_from(parts: tuple[str, ...], config: Config) -> int | None:
@@ -172,7 +180,8 @@ def _artifacts(folder: Path) -> Iterator[Path]:
     """Yields the files of a run that have a digest. In a run of an experiment, links lead to shared files."""
     for room in ("assets", "prompts", "policies", "trainer"):
         yield from sorted(folder.glob(f"{room}/manifest.json")) + sorted(folder.glob(f"{room}/[0-9]*/manifest.json"))
-    for room in ("warmstart", "rounds", "evaluation"):
+    for room in ("warmstart", "reward_model", "rounds", "evaluation", "test", "harness"):
         for path in sorted(folder.glob(f"{room}/**/*")):
             if path.suffix in (".parquet", ".json") and not path.name.startswith("."):
                 yield path
+    yield from filter(Path.exists, (folder / name for name in ("judgements.parquet", "selection.json")))

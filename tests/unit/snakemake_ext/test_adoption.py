@@ -41,6 +41,25 @@ def test_tables_that_no_job_of_the_run_makes_any_more_are_left_alone(tmp_path) -
         adoption.check_files(tmp_path, Config(**mini()), {rollouts, reference})
 
 
+@pytest.mark.parametrize("name", ["reward_model/model/model.safetensors", "judgements.parquet", "test/0/summary.json"])
+def test_damage_is_found_in_all_that_a_run_makes(tmp_path, name) -> None:
+    config, file = Config(**mini()), tmp_path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    made = {file.parent if file.suffix == ".safetensors" else file}
+    if file.suffix == ".safetensors":
+        file.write_bytes(b"weights")
+        manifest.write_manifest(file.parent)
+    elif file.suffix == ".parquet":
+        tables.write(file, [], tables.TRAIN, "train")
+    else:
+        files.write_json(file, {"rows": 1})
+    adoption.check_files(tmp_path, config, made)
+    file.write_bytes(file.read_bytes()[1:] + b"x")
+    with pytest.raises(UserError, match=name):
+        adoption.check_files(tmp_path, config, made)
+    adoption.check_files(tmp_path, config, set())  # left over from earlier keys
+
+
 def test_what_an_earlier_training_of_the_run_left_is_not_adopted(tmp_path) -> None:
     """As after a change of the learning rate and a kill: later rounds and evaluations are those of the old policies."""
     rounds = tmp_path / "rounds"
