@@ -61,15 +61,12 @@ class RunFiles(NamedTuple):
         return policy <= len(self.rounds) and _not_older(file, [metrics_of(self.folder, policy)])
 
     def evaluations(self) -> dict[int, JSON]:
-        """The evaluations by the policy's number."""
-        numbers = {"warmstart": 0, "final": self.config.rounds}
-        evaluations = {}
-        for file in sorted((self.folder / "evaluation").glob("*/summary.json")):
-            name = file.parent.name
-            number = int(name) if name.isdigit() else numbers.get(name)
-            if number is not None and self.is_current(file, number):
-                evaluations[number] = read_evaluation(self.folder, name)
-        return evaluations
+        """The evaluations by the policy's number, without those of an earlier `evaluation.every`."""
+        return {
+            number: read_evaluation(self.folder, name)
+            for name, number in self.config.evaluated.items()
+            if self.is_current(self.folder / "evaluation" / name / "summary.json", number)
+        }
 
     def held_out(self) -> list[JSON]:
         """held_out.json of all rounds and of the next one; rounds without one are skipped."""

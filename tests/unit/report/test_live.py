@@ -34,9 +34,9 @@ STARTED = 1_000_000.0
 PACE = 100.0
 
 
-def write_run(folder: Path, rounds: int) -> Path:
+def write_run(folder: Path, rounds: int, **changes) -> Path:
     """Writes a run of 8 rounds with two shards, of which `rounds` are done, PACE seconds apart."""
-    write_config(folder, Config(**mini(rounds=8)))
+    write_config(folder, Config(**mini(rounds=8, **changes)))
     for number in range(1, rounds + 1):
         file = folder / "rounds" / f"{number:05d}" / "metrics.json"
         write_json(file, {"round": number, "reward": number / 8, "kl": 0.6 if number == rounds else 0.01})
@@ -229,7 +229,7 @@ def test_held_out_accuracy_is_a_curve_where_it_was_measured(tmp_path) -> None:
 
 
 def test_held_out_accuracy_is_that_of_evaluations_where_rounds_measured_none(tmp_path) -> None:
-    run = write_run(tmp_path / "run", 8)
+    run = write_run(tmp_path / "run", 8, evaluation={"every": 2})
     for name, accuracy in (("warmstart", 0.125), ("00002", 0.25), ("final", 0.5)):
         evaluation = {"accuracy": accuracy, "ci95": [0.0, 1.0], "evaluated": name, "policy": "p"}
         write_json(run / "evaluation" / name / "summary.json", evaluation)
