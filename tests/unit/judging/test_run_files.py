@@ -58,7 +58,7 @@ def test_the_evaluation_of_a_shorter_run_is_not_that_of_the_longer_one(tmp_path:
 
 
 def test_evaluations_that_the_run_no_longer_has_do_not_count(tmp_path: Path) -> None:
-    """They stay as they were if `correct` or another key of `evaluation` is changed, so a gate must not compare them."""
+    """They keep their `correct` and their number of prompts if these are changed, so a gate must not compare them."""
     run = finish_run(tmp_path / "run", configuration(rounds=8, evaluation=EVALUATION))
     write_config(run, configuration(rounds=8, evaluation=EVALUATION | {"every": None}))
     assert (run / "evaluation" / "00004" / "summary.json").exists()
