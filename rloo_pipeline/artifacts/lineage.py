@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ REWARD_FILES = "reward_model_files"
 DECIDED = "decided"
 """Footer key: what decided the table, as JSON: the stage, the one reward function that ran or null, and the stage's
 parameters."""
+UNKNOWN = object()
 REMEDY = "restore this run's own, or delete it and run again"
 
 
@@ -103,9 +105,17 @@ def require_configured(config: Config, inputs: Iterable[Path]) -> None:
         stated = json.loads(facts.get(tables.WEIGHTS, "{}"))
         made |= {f"weight of {name}": weight for name, weight in stated.items()}
         now |= {f"weight of {name}": weights.get(name) for name in stated}
-        if key := next((key for key in made if key in now and made[key] != now[key]), None):
-            values = (one_line(json.dumps(value), 60) for value in (made[key], now[key]))
-            raise UserError("{}: made with {} {}, but this run has {}; {}".format(path, key, *values, REMEDY))
+        for key in made | now:
+            values = [_value(keys, key) for keys in (made, now)]
+            if UNKNOWN not in values and values[0] != values[1]:
+                texts = (one_line(json.dumps(value), 60) for value in values)
+                raise UserError("{}: made with {} {}, but this run has {}; {}".format(path, key, *texts, REMEDY))
+
+
+def _value(keys: Mapping[str, Any], key: str) -> Any:
+    """The value of a dotted key, or of a section around it that is null; UNKNOWN if a version has neither."""
+    names = [*accumulate(key.split("."), "{}.{}".format)]
+    return next((keys[name] for name in reversed(names) if name in keys), UNKNOWN)
 
 
 def _params(config: Config, stage: str, only: str | None) -> dict[str, Any]:

@@ -6,12 +6,15 @@ has the configuration that the run last had.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from snakemake.logging import logger
 from snakemake.settings.enums import RerunTrigger
 
+from rloo_pipeline.artifacts import lineage
 from rloo_pipeline.config import JSON, STAGES, Config, flatten
 from rloo_pipeline.config.run_set import RunSet
 from rloo_pipeline.errors import UserError, counted
@@ -70,14 +73,19 @@ def _made_with_other_keys(call: SnakemakeCall) -> str | None:
     for run, files in _without_record(call.workflow, call.runs).items():
         now = call.runs.by_folder[run]
         earlier = _written(call.run_folder(run)) or now
-        for stage, file in files.items():
+        for stage, outputs in files.items():
             old, new = _decides(earlier, stage), _decides(now, stage)
             if key := next((key for key in old | new if old.get(key) != new.get(key)), None):
                 return (
-                    f"{file} was made with another value of {key}, and would stay, since .snakemake, which records how "
-                    "files were made, has no record of it; put .snakemake back, give the run another name, delete the "
-                    "file, or make all files of the run again with --forceall"
+                    f"{outputs[0]} was made with another value of {key}, and would stay, since .snakemake, which records "
+                    "how files were made, has no record of it; put .snakemake back, give the run another name, delete "
+                    "the file, or make all files of the run again with --forceall"
                 )
+        try:  # a call that ended early has written its configuration, but not yet these tables
+            with suppress(ImportError):  # a controller without pyarrow
+                lineage.require_configured(now, map(Path, chain.from_iterable(files.values())))
+        except UserError as error:
+            return str(error)
     return None
 
 
@@ -152,15 +160,15 @@ def ignore_damaged_records(persistence: Any) -> None:
     persistence._io_read = read_or_ignore
 
 
-def _without_record(workflow: Any, runs: RunSet) -> dict[str, dict[str, str]]:
-    """Run → stage → a file of that stage that stays and that Snakemake has no record of."""
-    files: dict[str, dict[str, str]] = {}
+def _without_record(workflow: Any, runs: RunSet) -> dict[str, dict[str, list[str]]]:
+    """Run → stage → the files of a job of that stage that stay and that Snakemake has no record of."""
+    files: dict[str, dict[str, list[str]]] = {}
     dag = workflow.dag
     for job in dag.jobs:
         stage = stage_of(job.rule)
         if stage in STAGES and dag.reason(job).no_metadata and not dag.needrun(job):
             run = getattr(job.wildcards, "run", runs.name)
-            files.setdefault(run, {}).setdefault(stage, str(job.output[0]))
+            files.setdefault(run, {}).setdefault(stage, [*map(str, job.output)])
     return {run: files[run] for run in files if run in runs.by_folder}
 
 

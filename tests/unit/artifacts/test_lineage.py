@@ -91,6 +91,18 @@ def test_a_table_that_other_keys_decided_is_refused_by_the_name_of_the_key(tmp_p
     assert lineage.DECIDED not in lineage.facts_of(tmp_path / "older.parquet")
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_section_that_one_of_both_leaves_out_is_another_value(tmp_path, reverse) -> None:
+    configs = Config(**mini()), Config(**mini(update={"lora": {"r": 4}}))
+    before, now = reversed(configs) if reverse else configs
+    made = write_table(tmp_path / "train.parquet", **lineage.decided(before, "update"))
+    lineage.require_configured(before, [made])
+    with pytest.raises(
+        UserError, match=r"train\.parquet: made with update\.lora\.\w+ (null, but this run has \S|\S+, )"
+    ):
+        lineage.require_configured(now, [made])
+
+
 def test_a_table_of_a_version_without_a_key_is_accepted(tmp_path, config) -> None:
     stage, only, params = json.loads(lineage.decided(config, "rollout")[lineage.DECIDED])
     del params["rollout"]["top_p"]

@@ -11,6 +11,7 @@ from helpers import mini
 from snakemake.jobs import Reason
 from snakemake.settings.enums import RerunTrigger
 
+from rloo_pipeline.artifacts import lineage, tables
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.run_set import RunSet
 from rloo_pipeline.snakemake_ext import lost_metadata, run_folders
@@ -55,6 +56,20 @@ def test_a_round_of_another_configuration_is_refused_where_snakemake_has_no_reco
     assert said.startswith("results/mini/update was made with another value of algorithm.beta")
     assert "put .snakemake back, give the run another name, delete the file, or make all files of the run again" in said
     assert "rollout.lag" in (kept(planned("rollout"), rollout={"lag": 1}) or "")
+
+
+def test_tables_that_a_call_with_another_configuration_did_not_reach_are_refused(kept, tmp_path, monkeypatch) -> None:
+    """It was killed after it had written its configuration."""
+    monkeypatch.chdir(tmp_path)
+    table = Path("results/mini/update.parquet")
+    workflow = planned("update")
+    workflow.dag.jobs[0].output.append(str(table))
+    for beta in (0.5, 0.05):
+        facts = lineage.decided(Config(**mini(algorithm={"beta": beta})), "update")
+        tables.write(table, [], tables.TRAIN, "train", **facts)
+        said = kept(workflow)
+        assert said is None if beta == 0.05 else "update.parquet: made with algorithm.beta 0.5, but this" in said
+    assert kept(planned("update", needrun=True)) is None
 
 
 @pytest.mark.parametrize(
