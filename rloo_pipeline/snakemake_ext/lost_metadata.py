@@ -77,9 +77,9 @@ def _made_with_other_keys(call: SnakemakeCall) -> str | None:
             old, new = _decides(earlier, stage), _decides(now, stage)
             if key := next((key for key in old | new if old.get(key) != new.get(key)), None):
                 return (
-                    f"{outputs[0]} was made with another value of {key}, and would stay, since .snakemake, which records "
-                    "how files were made, has no record of it; put .snakemake back, give the run another name, delete "
-                    "the file, or make all files of the run again with --forceall"
+                    f"{outputs[0]} was made with another value of {key}, and would stay, since .snakemake, which "
+                    "records how files were made, has no record of it; put .snakemake back, give the run another name, "
+                    "delete the file, or make all files of the run again with --forceall"
                 )
         try:  # a call that ended early has written its configuration, but not yet these tables
             with suppress(ImportError):  # a controller without pyarrow
