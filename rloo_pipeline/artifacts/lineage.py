@@ -86,30 +86,38 @@ def require_configured(config: Config, inputs: Iterable[Path]) -> None:
     Raises:
         UserError: a table was made with a different value of a key that decides it, or a different reward weight.
     """
+    for path in inputs:
+        if other := other_key(config, path):
+            raise UserError(f"{path}: {other}; {REMEDY}")
+
+
+def other_key(config: Config, path: Path) -> str | None:
+    """The first difference between a configuration and the one that a table was made with, in words."""
     from rloo_pipeline.artifacts import tables
 
-    weights = {reward.column: reward.weight for reward in config.rewards}
-    for path in inputs:
-        facts = facts_of(path)
-        try:
-            stage, only, before = json.loads(facts.get(DECIDED, '["gate", null, {}]'))
-        except ValueError:  # the file is damaged, which the stage that reads it reports
-            continue
-        from rloo_pipeline.config.run import ADDED_KEYS  # lazily: a step without DeepSpeed lacks pydantic
-        from rloo_pipeline.config.section import flatten
+    facts = facts_of(path)
+    try:
+        stage, only, before = json.loads(facts.get(DECIDED, '["gate", null, {}]'))
+    except ValueError:  # the file is damaged, which the stage that reads it reports
+        return None
+    from rloo_pipeline.config.run import ADDED_KEYS  # lazily: a step without DeepSpeed lacks pydantic
+    from rloo_pipeline.config.section import flatten
 
-        made, now = flatten(before), flatten(json.loads(json.dumps(_params(config, stage, only))))
-        # `params` has such keys only if they differ from their defaults
-        added = {name: default for name, default in ADDED_KEYS.items() if name in made or name in now}
-        made, now = added | made, added | now
-        stated = json.loads(facts.get(tables.WEIGHTS, "{}"))
-        made |= {f"weight of {name}": weight for name, weight in stated.items()}
-        now |= {f"weight of {name}": weights.get(name) for name in stated}
-        for key in made | now:
-            values = [_value(keys, key) for keys in (made, now)]
-            if UNKNOWN not in values and values[0] != values[1]:
-                texts = (one_line(json.dumps(value), 60) for value in values)
-                raise UserError("{}: made with {} {}, but this run has {}; {}".format(path, key, *texts, REMEDY))
+    made, now = flatten(before), flatten(json.loads(json.dumps(_params(config, stage, only))))
+    # `params` has such keys only if they differ from their defaults
+    added = {name: default for name, default in ADDED_KEYS.items() if name in made or name in now}
+    made, now = added | made, added | now
+    weights = {reward.column: reward.weight for reward in config.rewards}
+    stated = json.loads(facts.get(tables.WEIGHTS, "{}"))
+    made |= {f"weight of {name}": weight for name, weight in stated.items()}
+    now |= {f"weight of {name}": weights.get(name) for name in stated}
+    for key in made | now:
+        values = [_value(keys, key) for keys in (made, now)]
+        if UNKNOWN not in values and values[0] != values[1]:
+            return "made with {} {}, but this run has {}".format(
+                key, *(one_line(json.dumps(value), 60) for value in values)
+            )
+    return None
 
 
 def _value(keys: Mapping[str, Any], key: str) -> Any:

@@ -7,7 +7,6 @@ has the configuration that the run last had.
 
 from collections.abc import Mapping
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,11 @@ from rloo_pipeline.judging import run_files
 from rloo_pipeline.snakemake_ext import run_sources
 from rloo_pipeline.snakemake_ext.failures import stage_of, typed_command
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
+
+STAYS = (
+    ", and would stay, since .snakemake, which records how files were made, has no record of it; put .snakemake back, "
+    "give the run another name, delete the file, or make all files of the run again with --forceall"
+)
 
 
 def refuse_kept(call: SnakemakeCall) -> None:
@@ -76,16 +80,12 @@ def _made_with_other_keys(call: SnakemakeCall) -> str | None:
         for stage, outputs in files.items():
             old, new = _decides(earlier, stage), _decides(now, stage)
             if key := next((key for key in old | new if old.get(key) != new.get(key)), None):
-                return (
-                    f"{outputs[0]} was made with another value of {key}, and would stay, since .snakemake, which "
-                    "records how files were made, has no record of it; put .snakemake back, give the run another name, "
-                    "delete the file, or make all files of the run again with --forceall"
-                )
-        try:  # a call that ended early has written its configuration, but not yet these tables
+                return f"{outputs[0]} was made with another value of {key}{STAYS}"
             with suppress(ImportError):  # a controller without pyarrow
-                lineage.require_configured(now, map(Path, chain.from_iterable(files.values())))
-        except UserError as error:
-            return str(error)
+                # a call that ended early has written its configuration, but not yet these tables
+                for file in outputs:
+                    if other := lineage.other_key(now, Path(file)):
+                        return f"{file} was {other}{STAYS}"
     return None
 
 
@@ -161,14 +161,14 @@ def ignore_damaged_records(persistence: Any) -> None:
 
 
 def _without_record(workflow: Any, runs: RunSet) -> dict[str, dict[str, list[str]]]:
-    """Run → stage → the files of a job of that stage that stay and that Snakemake has no record of."""
+    """Run → stage → the files of that stage that stay and that Snakemake has no record of."""
     files: dict[str, dict[str, list[str]]] = {}
     dag = workflow.dag
     for job in dag.jobs:
         stage = stage_of(job.rule)
         if stage in STAGES and dag.reason(job).no_metadata and not dag.needrun(job):
             run = getattr(job.wildcards, "run", runs.name)
-            files.setdefault(run, {}).setdefault(stage, [*map(str, job.output)])
+            files.setdefault(run, {}).setdefault(stage, []).extend(map(str, job.output))
     return {run: files[run] for run in files if run in runs.by_folder}
 
 

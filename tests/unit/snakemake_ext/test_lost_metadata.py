@@ -68,7 +68,7 @@ def test_tables_that_a_call_with_another_configuration_did_not_reach_are_refused
         facts = lineage.decided(Config(**mini(algorithm={"beta": beta})), "update")
         tables.write(table, [], tables.TRAIN, "train", **facts)
         said = kept(workflow)
-        assert said is None if beta == 0.05 else "update.parquet: made with algorithm.beta 0.5, but this" in said
+        assert said is None if beta == 0.05 else "update.parquet was made with algorithm.beta 0.5, but this" in said
     assert kept(planned("update", needrun=True)) is None
 
 
