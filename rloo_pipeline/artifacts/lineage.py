@@ -104,8 +104,21 @@ def require_configured(config: Config, inputs: Iterable[Path]) -> None:
         made |= {f"weight of {name}": weight for name, weight in stated.items()}
         now |= {f"weight of {name}": weights.get(name) for name in stated}
         if key := next((key for key in made if key in now and made[key] != now[key]), None):
-            values = (one_line(json.dumps(value), 60) for value in (made[key], now[key]))
-            raise UserError("{}: made with {} {}, but this run has {}; {}".format(path, key, *values, REMEDY))
+            key, *values = _innermost(key, made[key], now[key])
+            shown = (one_line(json.dumps(value), 60) for value in values)
+            raise UserError("{}: made with {} {}, but this run has {}; {}".format(path, key, *shown, REMEDY))
+
+
+def _innermost(key: str, made: Any, now: Any) -> tuple[str, Any, Any]:
+    """The first part of two unequal values that differs, such as one option of a reward, with its path."""
+    if isinstance(made, list) and isinstance(now, list) and len(made) == len(now):
+        index = next(index for index, pair in enumerate(zip(made, now, strict=True)) if pair[0] != pair[1])
+        return _innermost(f"{key}[{index}]", made[index], now[index])
+    if isinstance(made, dict) and isinstance(now, dict):
+        both = {name: (made.get(name, "not set"), now.get(name, "not set")) for name in made | now}
+        name = next(name for name, values in both.items() if values[0] != values[1])
+        return _innermost(f"{key}.{name}", *both[name])
+    return key, made, now
 
 
 def _params(config: Config, stage: str, only: str | None) -> dict[str, Any]:
