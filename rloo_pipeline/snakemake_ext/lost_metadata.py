@@ -16,7 +16,7 @@ from rloo_pipeline.config import JSON, STAGES, Config, flatten
 from rloo_pipeline.config.run_set import RunSet
 from rloo_pipeline.errors import UserError, counted
 from rloo_pipeline.judging import run_files
-from rloo_pipeline.snakemake_ext import run_sources
+from rloo_pipeline.snakemake_ext import replaced_rewards, run_sources
 from rloo_pipeline.snakemake_ext.failures import stage_of, typed_command
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
@@ -28,11 +28,16 @@ def refuse_kept(call: SnakemakeCall) -> None:
 
 
 def kept(call: SnakemakeCall) -> str | None:
-    """The error message if a file would stay that does not match the configuration, the functions or the model."""
+    """The error message if a file would stay that does not match the configuration, the functions or a model."""
     outputs = call.outputs()
     assets = (call.run_folder(run) / "assets" for run in call.runs.by_folder)
     replaced = (run_sources.replaced(folder) for folder in assets if str(folder) not in outputs)
-    return _made_with_other_keys(call) or call.functions.kept(call.workflow) or next(filter(None, replaced), None)
+    return (
+        _made_with_other_keys(call)
+        or call.functions.kept(call.workflow)
+        or next(filter(None, replaced), None)
+        or replaced_rewards.replaced(call)
+    )
 
 
 def ask_about_functions(call: SnakemakeCall) -> None:
