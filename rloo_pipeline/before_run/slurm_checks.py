@@ -42,6 +42,8 @@ class Partition(NamedTuple):
     """Memory limit of a job on a node."""
     gres: str
     """Generic resources (GRES) of its nodes, such as `gpu:h100:4`."""
+    is_default: bool = False
+    """True if jobs that name no partition start here."""
 
 
 class ResourceRequest(NamedTuple):
@@ -141,8 +143,36 @@ def partitions(shown: str, nodes: str) -> dict[str, Partition]:
             limit = facts.get("MaxMemPerNode", "UNLIMITED")
             megabytes = node_memory.get(partition, float("inf")) if limit in UNLIMITED else float(limit)
             minutes = minutes_of(facts.get("MaxTime", "UNLIMITED"))
-            by_name[partition] = Partition(facts.get("State") == "UP", minutes, megabytes, gres.get(partition, ""))
+            up, is_default = facts.get("State") == "UP", facts.get("Default") == "YES"
+            by_name[partition] = Partition(up, minutes, megabytes, gres.get(partition, ""), is_default)
     return by_name
+
+
+def refuse_too_long(options: Mapping[str, Any]) -> None:
+    """Refuses a job that sbatch would take but SLURM never start, since its partition does not allow so much time.
+
+    Args:
+        options: options of sbatch by name. A job with a QOS, which may lift the limit, is not checked.
+
+    Raises:
+        UserError: all of the partitions that it names, or the default one, allow less time.
+    """
+    if {"qos", "clusters"} & options.keys():
+        return
+    time, partition = str(options["time"]), options.get("partition")
+    try:
+        by_name = partitions("\n".join(run("scontrol", "show", "partition", "-o")), "")
+        minutes = minutes_of(time if re.search("[:-]", time) else f"{time}:00")
+    except (UserError, ValueError):
+        return  # sbatch says what is wrong
+    names = partition.split(",") if partition else [name for name, one in by_name.items() if one.is_default]
+    longest = max((by_name[name].minutes for name in names if name in by_name), default=float("inf"))
+    if minutes > longest:
+        raise UserError(
+            f"--time {time}: partition {' or '.join(names)} allows {longest:.0f} minutes, so sbatch would take the job "
+            "and SLURM never start it; ask for less, since the job requeues itself until the run is finished, or name "
+            "another partition with --sbatch partition=NAME"
+        )
 
 
 def minutes_of(time: str) -> float:
