@@ -209,6 +209,8 @@ def requests(settings: Mapping[str, Any], rules: Path, config: Config) -> dict[s
         resources = {
             name: sbatch_options.evaluated(name, value) for name, value in resources.items() if value is not None
         }
+        if rule == "score_alone" and (of_rewards := max((reward.gpus for reward in config.rewards), default=0)):
+            resources.setdefault("gres", f"gpu:{of_rewards}")  # set by a function of the rule
         partition, gres = resources.get("slurm_partition"), resources.get("gres")
         gpus = None if row is None else _engine_gpus(row, config)
         nodes = config.deepspeed.nodes if gpus and gpus[0] == "deepspeed.processes" else 1
@@ -328,8 +330,8 @@ def compare_requests(
                 message, fix = f"SLURM would not start a job with {' '.join(request.options)}: {reason}", OTHER_OPTIONS
         except UnansweredError as error:
             unanswered = _reason(error)
-        later = "" if fix else _later_attempts(by_name, request)
-        yield Finding(f"slurm {', '.join(rules)}", not fix, message + later, fix, note=bool(later))
+        warning = "" if fix else _later_attempts(by_name, request) + _any_maker(by_name, request)
+        yield Finding(f"slurm {', '.join(rules)}", not fix, message + warning, fix, note=bool(warning))
     if unanswered:
         yield Finding("slurm", True, f"could not be asked whether it would start all jobs: {unanswered}", note=True)
 
@@ -343,6 +345,24 @@ def _later_attempts(by_name: Mapping[str, Partition], request: ResourceRequest) 
     return (
         f"; attempt {request.attempts} would request {minutes:.0f} minutes, but {partition.minutes:.0f} are allowed, "
         f"so it would never start; `resources: {{runtime: {partition.minutes:.0f}}}` in the profile limits all jobs"
+    )
+
+
+def _any_maker(by_name: Mapping[str, Partition], request: ResourceRequest) -> str:
+    """A warning about GPUs of AMD that a request without a type may get beside others; empty if it gets none."""
+    gpus = GPUS.fullmatch(request.gres or "")
+    if gpus is None or gpus[1] or any(option.startswith(("-C", "--constraint")) for option in request.options):
+        return ""
+    named = [by_name[name].gres for name in str(request.partition).split(",") if name in by_name]
+    models = dict.fromkeys(model for model, _ in GPUS.findall(" ".join(named)))
+    amd, other = (
+        next(filter(AMD.fullmatch, models), ""),
+        next((one for one in models if one and not AMD.fullmatch(one)), ""),
+    )
+    if not (amd and other):
+        return ""
+    return (
+        f"; it may get AMD GPUs ({amd}), which are not supported: write gpu:{other}:{gpus[2] or 1}, or set `constraint`"
     )
 
 
