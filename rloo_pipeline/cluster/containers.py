@@ -165,7 +165,7 @@ def compiled_folder(image: str) -> Path:
 
 
 def identity(image: str) -> str:
-    """A digest that differs between two builds of an image; of an image that is no file, a digest of its name."""
+    """A digest that differs between two builds of an image; if the image is not a file, a digest of its name."""
     file = Path(image)
     # the first bytes of an image hold its UUID and timestamps; reading all of it would take seconds
     start = file.open("rb").read(1 << 16) if file.is_file() else image.encode()

@@ -12,6 +12,7 @@ from typing import Any
 from snakemake.logging import logger
 from snakemake.settings.enums import RerunTrigger
 
+from rloo_pipeline.artifacts.model_files import policy_folder
 from rloo_pipeline.config import JSON, STAGES, Config, flatten
 from rloo_pipeline.config.run_set import RunSet
 from rloo_pipeline.errors import UserError, counted
@@ -78,14 +79,14 @@ def missing(call: SnakemakeCall) -> str | None:
     for run, config in call.runs.configs.items():
         if call.workflow.dag_settings.targets or not run_files.is_finished(call.run_folder(run), config):
             continue
-        evaluations = (f"evaluation/{name}/completions.parquet" for name in config.evaluated)
-        for name in ("policies/00000", f"policies/{config.rounds:05d}", *evaluations):
-            file = call.run_folder(run) / name
+        folder = call.run_folder(run)
+        evaluations = [folder / "evaluation" / name / "completions.parquet" for name in config.evaluated]
+        for file in (policy_folder(folder, 0), policy_folder(folder, config.rounds), *evaluations):
             if not file.exists():
                 rounds = ", with all rounds, since states between them are not kept" if config.rounds else ""
                 return (
                     f"{file} is missing, and since the run is finished, nothing would make it again: put it back, or "
-                    f"make it again{rounds if 'policies' in name else ''}: {typed_command()} -- {file}"
+                    f"make it again{rounds if file not in evaluations else ''}: {typed_command()} -- {file}"
                 )
     return None
 

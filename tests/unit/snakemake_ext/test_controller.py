@@ -49,7 +49,7 @@ def controller(is_module: bool = False, executor: str = "local", **settings: Any
     """One whose workflow has two rules."""
     controller = object.__new__(Controller)
     controller.waits, controller.planned = ExitStack(), False
-    controller.main, controller.is_module, controller.several_nodes = True, is_module, False
+    controller.main, controller.is_module, controller.several_nodes, controller.in_image = True, is_module, False, False
     controller.alone, controller.owner, controller.stopped = True, "", set()
     controller.workflow = SimpleNamespace(
         rules=[
