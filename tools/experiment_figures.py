@@ -90,8 +90,8 @@ def readme_row(summary: Mapping[str, Any]) -> str:
 
 
 def _points(estimate: Mapping[str, Any]) -> str:
-    low, high = estimate["ci95"]
-    return f"{100 * estimate['value']:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+    value, low, high = (round(100 * one, 1) + 0.0 for one in (estimate["value"], *estimate["ci95"]))  # no -0.0
+    return f"{value:.1f} [{low:.1f}, {high:.1f}]"
 
 
 def _p(value: float) -> str:

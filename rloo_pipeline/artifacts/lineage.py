@@ -114,8 +114,9 @@ def other_key(config: Config, path: Path) -> str | None:
     for key in made | now:
         values = [_value(keys, key) for keys in (made, now)]
         if UNKNOWN not in values and values[0] != values[1]:
+            key, *values = _innermost(key, *values)
             return "made with {} {}, but this run has {}".format(
-                key, *(one_line(json.dumps(value), 60) for value in values)
+                key, *(one_line(json.dumps(one), 60) for one in values)
             )
     return None
 
@@ -124,6 +125,18 @@ def _value(keys: Mapping[str, Any], key: str) -> Any:
     """The value of a dotted key, or of a section around it that is null; UNKNOWN if a version has neither."""
     names = [*accumulate(key.split("."), "{}.{}".format)]
     return next((keys[name] for name in reversed(names) if name in keys), UNKNOWN)
+
+
+def _innermost(key: str, made: Any, now: Any) -> tuple[str, Any, Any]:
+    """The first part of two unequal values that differs, such as one option of a reward, with its path."""
+    if isinstance(made, list) and isinstance(now, list) and len(made) == len(now):
+        index = next(index for index, pair in enumerate(zip(made, now, strict=True)) if pair[0] != pair[1])
+        return _innermost(f"{key}[{index}]", made[index], now[index])
+    if isinstance(made, dict) and isinstance(now, dict):
+        both = {name: (made.get(name, "not set"), now.get(name, "not set")) for name in made | now}
+        name = next(name for name, values in both.items() if values[0] != values[1])
+        return _innermost(f"{key}.{name}", *both[name])
+    return key, made, now
 
 
 def _params(config: Config, stage: str, only: str | None) -> dict[str, Any]:

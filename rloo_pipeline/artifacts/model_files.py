@@ -34,6 +34,11 @@ PEFT_PREFIX = "base_model.model."
 """Prefix of tensor names in PEFT's files."""
 
 
+def policy_folder(run: Path, number: int) -> Path:
+    """The folder of a policy, in the run's folder; 0 is the warm start."""
+    return run / POLICIES / f"{number:05d}"
+
+
 def here(name: str, revision: str | None) -> Path | None:
     """A model's folder, which is its name or in the Hub's cache; None if it is not on this machine."""
     if Path(name).is_dir():

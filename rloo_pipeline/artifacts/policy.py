@@ -382,7 +382,7 @@ def chosen_of(selection: Path, seed: int) -> Chosen:
     for best in read_artifact(selection)["chosen"]:
         if best["seed"] == seed:
             run = selection.parent / best["run"]
-            return Chosen(run, run / model_files.POLICIES / f"{best['round']:05d}", best["policy"])
+            return Chosen(run, model_files.policy_folder(run, best["round"]), best["policy"])
     raise UserError(f"{selection}: no policy was chosen for seed {seed}; delete it and run again")
 
 

@@ -42,6 +42,8 @@ class Partition(NamedTuple):
     """Memory limit of a job on a node."""
     gres: str
     """Generic resources (GRES) of its nodes, such as `gpu:h100:4`."""
+    is_default: bool = False
+    """True if jobs that name no partition start here."""
 
 
 class ResourceRequest(NamedTuple):
@@ -141,8 +143,36 @@ def partitions(shown: str, nodes: str) -> dict[str, Partition]:
             limit = facts.get("MaxMemPerNode", "UNLIMITED")
             megabytes = node_memory.get(partition, float("inf")) if limit in UNLIMITED else float(limit)
             minutes = minutes_of(facts.get("MaxTime", "UNLIMITED"))
-            by_name[partition] = Partition(facts.get("State") == "UP", minutes, megabytes, gres.get(partition, ""))
+            up, is_default = facts.get("State") == "UP", facts.get("Default") == "YES"
+            by_name[partition] = Partition(up, minutes, megabytes, gres.get(partition, ""), is_default)
     return by_name
+
+
+def refuse_too_long(options: Mapping[str, Any]) -> None:
+    """Refuses a job that sbatch would take but SLURM never start, since its partition does not allow so much time.
+
+    Args:
+        options: options of sbatch by name. A job with a QOS, which may lift the limit, is not checked.
+
+    Raises:
+        UserError: all of the partitions that it names, or the default one, allow less time.
+    """
+    if {"qos", "clusters"} & options.keys():
+        return
+    time, partition = str(options["time"]), options.get("partition")
+    try:
+        by_name = partitions("\n".join(run("scontrol", "show", "partition", "-o")), "")
+        minutes = minutes_of(time if re.search("[:-]", time) else f"{time}:00")
+    except (UserError, ValueError):
+        return  # sbatch says what is wrong
+    names = partition.split(",") if partition else [name for name, one in by_name.items() if one.is_default]
+    longest = max((by_name[name].minutes for name in names if name in by_name), default=float("inf"))
+    if minutes > longest:
+        raise UserError(
+            f"--time {time}: partition {' or '.join(names)} allows {longest:.0f} minutes, so sbatch would take the job "
+            "and SLURM never start it; ask for less, since the job requeues itself until the run is finished, or name "
+            "another partition with --sbatch partition=NAME"
+        )
 
 
 def minutes_of(time: str) -> float:
@@ -179,6 +209,8 @@ def requests(settings: Mapping[str, Any], rules: Path, config: Config) -> dict[s
         resources = {
             name: sbatch_options.evaluated(name, value) for name, value in resources.items() if value is not None
         }
+        if rule == "score_alone" and (of_rewards := max((reward.gpus for reward in config.rewards), default=0)):
+            resources.setdefault("gres", f"gpu:{of_rewards}")  # set by a function of the rule
         partition, gres = resources.get("slurm_partition"), resources.get("gres")
         gpus = None if row is None else _engine_gpus(row, config)
         nodes = config.deepspeed.nodes if gpus and gpus[0] == "deepspeed.processes" else 1
@@ -298,8 +330,8 @@ def compare_requests(
                 message, fix = f"SLURM would not start a job with {' '.join(request.options)}: {reason}", OTHER_OPTIONS
         except UnansweredError as error:
             unanswered = _reason(error)
-        later = "" if fix else _later_attempts(by_name, request)
-        yield Finding(f"slurm {', '.join(rules)}", not fix, message + later, fix, note=bool(later))
+        warning = "" if fix else _later_attempts(by_name, request) + _any_maker(by_name, request)
+        yield Finding(f"slurm {', '.join(rules)}", not fix, message + warning, fix, note=bool(warning))
     if unanswered:
         yield Finding("slurm", True, f"could not be asked whether it would start all jobs: {unanswered}", note=True)
 
@@ -313,6 +345,24 @@ def _later_attempts(by_name: Mapping[str, Partition], request: ResourceRequest) 
     return (
         f"; attempt {request.attempts} would request {minutes:.0f} minutes, but {partition.minutes:.0f} are allowed, "
         f"so it would never start; `resources: {{runtime: {partition.minutes:.0f}}}` in the profile limits all jobs"
+    )
+
+
+def _any_maker(by_name: Mapping[str, Partition], request: ResourceRequest) -> str:
+    """A warning about GPUs of AMD that a request without a type may get beside others; empty if it gets none."""
+    gpus = GPUS.fullmatch(request.gres or "")
+    if gpus is None or gpus[1] or any(option.startswith(("-C", "--constraint")) for option in request.options):
+        return ""
+    named = [by_name[name].gres for name in str(request.partition).split(",") if name in by_name]
+    models = dict.fromkeys(model for model, _ in GPUS.findall(" ".join(named)))
+    amd, other = (
+        next(filter(AMD.fullmatch, models), ""),
+        next((one for one in models if one and not AMD.fullmatch(one)), ""),
+    )
+    if not (amd and other):
+        return ""
+    return (
+        f"; it may get AMD GPUs ({amd}), which are not supported: write gpu:{other}:{gpus[2] or 1}, or set `constraint`"
     )
 
 

@@ -28,7 +28,7 @@ def _snakemake(name: str, about: str, *options: str) -> Command:
 
 
 def _submit(arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.before_run import exchange
+    from rloo_pipeline.before_run import exchange, slurm_checks
     from rloo_pipeline.cluster import allocation, submission
     from rloo_pipeline.snakemake_ext import edited_functions, failures, run_folders
 
@@ -41,6 +41,8 @@ def _submit(arguments: argparse.Namespace) -> None:
     runs = runs_of(raw, file, str(file))
     folder = project / "results" / runs.name / submission.FOLDER
     submission.refuse_second(runs.name, folder)
+    options = dict(_sbatch_option(text) for text in arguments.sbatch)
+    slurm_checks.refuse_too_long({"time": arguments.time} | submission.defaults() | options)
     for config in runs.configs.values():
         exchange.refuse(config, arguments.nodes, arguments.controller)
     # the job may start or restart after the user has edited the files for another run
@@ -58,7 +60,7 @@ def _submit(arguments: argparse.Namespace) -> None:
         arguments.nodes,
         arguments.gpus_per_node,
         arguments.cpus_per_node,
-        dict(_sbatch_option(text) for text in arguments.sbatch),
+        options,
     )
     os.environ[failures.COMMAND] = shlex.join(["rloo", *arguments.argv])
     number = submission.submit(runs.name, plan, request)

@@ -160,11 +160,16 @@ def _cache_folders(image: str) -> Iterator[tuple[str, str]]:
 
 def compiled_folder(image: str) -> Path:
     """The folder for code that an image's engines compile for this machine's GPU model or CPU."""
+    card = re.sub(r"\W+", "-", devices.card()).strip("-")
+    return caches.cache_folder() / ENGINES / f"{identity(image)}-{card}"
+
+
+def identity(image: str) -> str:
+    """A digest that differs between two builds of an image; if the image is not a file, a digest of its name."""
     file = Path(image)
     # the first bytes of an image hold its UUID and timestamps; reading all of it would take seconds
-    identity = file.open("rb").read(1 << 16) if file.is_file() else image.encode()
-    card = re.sub(r"\W+", "-", devices.card()).strip("-")
-    return caches.cache_folder() / ENGINES / f"{hashlib.sha256(identity).hexdigest()[:12]}-{card}"
+    start = file.open("rb").read(1 << 16) if file.is_file() else image.encode()
+    return hashlib.sha256(start).hexdigest()[:12]
 
 
 def _outside_folders(config: Config) -> Iterator[str]:

@@ -57,6 +57,13 @@ def refuse_second(run: str, folder: Path) -> None:
         )
 
 
+def defaults() -> dict[str, str]:
+    """Options of sbatch from the user's variables, by name. submitit hides the variables from sbatch, where they would
+    also override what `--sbatch` says.
+    """
+    return {name: value for name in DEFAULTS if (value := os.environ.get(f"SBATCH_{name.upper()}"))}
+
+
 def submit(run: str, plan: allocation.Plan, resources: Resources) -> str:
     """Submits a run or experiment by name. Returns the id of the job.
 
@@ -72,10 +79,8 @@ def submit(run: str, plan: allocation.Plan, resources: Resources) -> str:
         executor = submitit.SlurmExecutor(folder=folder)
     except RuntimeError:
         raise UserError("no srun on the PATH: run this where SLURM's commands are installed") from None
-    # submitit hides these from sbatch; as variables they would also override what `--sbatch` says
-    defaults = {name: value for name in DEFAULTS if (value := os.environ.get(f"SBATCH_{name.upper()}"))}
     cluster = {name: value for name, value in os.environ.items() if name == "SLURM_CONF"}
-    options = {"time": resources.time, "requeue": True, **defaults, **resources.sbatch}
+    options = {"time": resources.time, "requeue": True, **defaults(), **resources.sbatch}
     if resources.gpus_per_node:
         options.setdefault("gres", f"gpu:{resources.gpus_per_node}")
     # SIGCONT is harmless, whereas submitit's default signal before the time limit would kill stages

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rloo_pipeline.artifacts import files, manifest
-from rloo_pipeline.artifacts.model_files import POLICIES
+from rloo_pipeline.artifacts.model_files import POLICIES, policy_folder
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
@@ -31,7 +31,7 @@ def export(config: Config, run: Path, output: Path, merge: bool, number: int | N
         UserError: the policy does not exist or is damaged, `merge` is needed or impossible, or the output exists.
     """
     folders = sorted(folder for folder in (run / POLICIES).glob("[0-9]*") if folder.name.isdigit())
-    folder = folders[-1] if folders and number is None else run / POLICIES / f"{number or 0:05d}"
+    folder = folders[-1] if folders and number is None else policy_folder(run, number or 0)
     if not folder.is_dir():
         raise UserError(f"{folder}: no such policy; pass the folder of a run, results/<run>, and a policy that it kept")
     if output.exists():

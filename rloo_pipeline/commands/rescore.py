@@ -20,6 +20,7 @@ import torch
 from rloo_pipeline.algorithm.nan_stats import merged
 from rloo_pipeline.artifacts import round_tables, tables
 from rloo_pipeline.artifacts.files import write_json
+from rloo_pipeline.artifacts.model_files import policy_folder
 from rloo_pipeline.artifacts.policy import Policy, measured_reward_model
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables
@@ -111,7 +112,7 @@ def _tables(
     rollouts = old.rollouts
     say(f"round {folder.name}: {len(rollouts)} completions")
     schema = tables.scores_schema([reward.column for reward in config.rewards])
-    new, policy = [], Policy(run / "policies" / "00000")
+    new, policy = [], Policy(policy_folder(run, 0))
     for shard, path in zip(shards, scores, strict=True):
         shard_rollouts = tables.read(shard, "rollouts")
         [rows] = score_tables(config.rewards, config.scoring, [shard_rollouts], prompts, policy)

@@ -13,6 +13,8 @@ from typing import NamedTuple, TypeVar
 
 from rloo_pipeline.artifacts import lineage
 from rloo_pipeline.artifacts.files import TIMESTAMP, check_facts, read_artifact
+from rloo_pipeline.artifacts.manifest import MANIFEST
+from rloo_pipeline.artifacts.model_files import policy_folder
 from rloo_pipeline.checks.history import Metrics
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.config.loading import load
@@ -167,8 +169,8 @@ def _before_rounds(folder: Path) -> list[Path]:
     Of a folder, the file that Snakemake touches after the job comes first: the time of the others is by the clock of
     the node that wrote them.
     """
-    names = ("assets/assets.json", "prompts/counts.json", "policies/00000/manifest.json")
-    files = [[path.with_name(TIMESTAMP), path] for path in map(folder.joinpath, names)]
+    made = (folder / "assets/assets.json", folder / "prompts/counts.json", policy_folder(folder, 0) / MANIFEST)
+    files = [[path.with_name(TIMESTAMP), path] for path in made]
     return [next(filter(Path.exists, either)) for either in files if any(map(Path.exists, either))]
 
 

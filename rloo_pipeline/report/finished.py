@@ -19,7 +19,7 @@ from rloo_pipeline.report.run_tables import read_completions
 
 
 class OutdatedEvaluationError(UserError):
-    """The definition of a right answer has changed since the final policy was evaluated."""
+    """The configuration of the evaluations has changed since the policies were evaluated."""
 
 
 class FinishedRun(NamedTuple):
@@ -60,7 +60,7 @@ def read(folder: Path) -> FinishedRun:
     """Reads the run in a folder.
 
     Raises:
-        OutdatedEvaluationError: the definition of a right answer has changed since the final policy was evaluated.
+        OutdatedEvaluationError: the configuration of the evaluations has changed since the policies were evaluated.
         UserError: the folder has no run, the run is not finished, or a file of it is damaged.
     """
     if not folder.is_dir():
@@ -81,6 +81,11 @@ def read(folder: Path) -> FinishedRun:
             f"{folder / 'summary.json'}: {final['accuracy']:.1%} of the final policy's answers are right, but by the "
             f"folder's config.yaml {accuracy.mean():.1%}; {_finish(folder)}"
         )
+    try:
+        evaluated = (folder / "evaluation" / name / "completions.parquet" for name in ("warmstart", "final"))
+        lineage.require_configured(config, evaluated)
+    except UserError as error:
+        raise OutdatedEvaluationError(str(error)) from None
     return FinishedRun(
         config,
         summary,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rloo_pipeline.artifacts import lineage
+from rloo_pipeline.artifacts.model_files import policy_folder
 from rloo_pipeline.config.run_jobs import RunJob, jobs_after_rounds, jobs_before_rounds, jobs_of_round
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging.run_files import BY_SEED, RunFiles, is_finished, metrics_of, tail_of
@@ -117,7 +118,7 @@ def seconds_per_round(run: RunFiles) -> float | None:
 
 def end_of(run: RunFiles, number: int) -> float | None:
     """End of a round in seconds since 1970; round 0 ends with policy 0. None if the file does not exist."""
-    file = metrics_of(run.folder, number) if number else run.folder / "policies" / "00000"
+    file = metrics_of(run.folder, number) if number else policy_folder(run.folder, 0)
     try:
         return file.stat().st_mtime
     except OSError:

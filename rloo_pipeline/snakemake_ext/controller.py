@@ -5,6 +5,7 @@ workflow/rules/common.smk calls `install` once. A filter of Snakemake's messages
 
 import errno
 import logging
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from rloo_pipeline.snakemake_ext import (
     lost_metadata,
     node_exchange,
     planning,
+    rebuilt_image,
     removal,
     run_folders,
     shared_cache,
@@ -76,6 +78,7 @@ BEFORE_RUNNING: Steps = (
     adoption.check,
     run_folders.freeze,
     run_folders.write_configs,
+    rebuilt_image.note,
     run_folders.mark_unfinished,
     run_folders.remove_lost_shards,
     early_stop.forget_earlier,
@@ -90,9 +93,9 @@ AFTER_FAILURE: Steps = (early_stop.show_experiment, early_stop.finish)
 
 PROTECTED = re.compile(r"ProtectedOutputException .*?\n    affected files:\n +(\S[^\n]*)", re.DOTALL)
 """Pattern of Snakemake's message about files of a job to run that this process cannot write, with the first of them."""
-NO_SPACE = re.compile(
-    rf"Traceback .*\nOSError: \[Errno (?:{errno.ENOSPC}|{errno.EDQUOT})\] [^\n:]*"
-    r"(?:: (['\"])([^\n]+?)\1(?: -> [^\n]*)?)?\n*",
+NOT_WRITTEN = re.compile(
+    rf"Traceback .*\nOSError: \[Errno ({errno.ENOSPC}|{errno.EDQUOT}|{errno.EROFS})\] [^\n:]*"
+    r"(?:: (['\"])([^\n]+?)\2(?: -> [^\n]*)?)?\n*",
     re.DOTALL,
 )
 """Pattern of the traceback with which Snakemake ends if it cannot write its own files, with the file if it is named."""
@@ -206,8 +209,11 @@ def _file_errors_explained() -> Iterator[None]:
 
 def _unwritable(message: str) -> str | None:
     """One sentence for Snakemake's message about a file that it cannot write; None for any other message."""
-    if full := NO_SPACE.fullmatch(message):
-        return no_space_left(Path(full[2]).parent if full[2] else Path.cwd())
+    if failed := NOT_WRITTEN.fullmatch(message):
+        folder = Path(failed[3]).parent if failed[3] else Path.cwd()
+        if int(failed[1]) == errno.EROFS:
+            return explain(OSError(errno.EROFS, os.strerror(errno.EROFS), str(folder)))
+        return no_space_left(folder)
     protected = PROTECTED.match(message)
     helps = "make it writable, and repeat the command, or continue a copy (`rloo adopt`)"
     return protected and f"{protected[1]}: you cannot write to it, or its file system is read-only; {helps}"

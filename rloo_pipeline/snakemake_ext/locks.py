@@ -16,6 +16,7 @@ import os
 import re
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -155,8 +156,9 @@ def leave_to_owner(persistence: Any) -> None:
 
 def _leave(handle: int, owner: str) -> None:
     """Removes the name of a process that exits normally, unless a later process has written its own."""
-    if os.pread(handle, 1000, 0).decode(errors="replace") == owner:
-        os.ftruncate(handle, 0)
+    with suppress(OSError):  # the file system may be read-only by now; the name is then that of a killed process
+        if os.pread(handle, 1000, 0).decode(errors="replace") == owner:
+            os.ftruncate(handle, 0)
 
 
 def _host() -> str:

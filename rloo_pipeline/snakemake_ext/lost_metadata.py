@@ -14,11 +14,12 @@ from snakemake.logging import logger
 from snakemake.settings.enums import RerunTrigger
 
 from rloo_pipeline.artifacts import lineage
+from rloo_pipeline.artifacts.model_files import policy_folder
 from rloo_pipeline.config import JSON, STAGES, Config, flatten
 from rloo_pipeline.config.run_set import RunSet
 from rloo_pipeline.errors import UserError, counted
 from rloo_pipeline.judging import run_files
-from rloo_pipeline.snakemake_ext import run_sources
+from rloo_pipeline.snakemake_ext import replaced_rewards, run_sources
 from rloo_pipeline.snakemake_ext.failures import stage_of, typed_command
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
@@ -35,12 +36,17 @@ def refuse_kept(call: SnakemakeCall) -> None:
 
 
 def kept(call: SnakemakeCall) -> str | None:
-    """The error message if a file would stay that does not match the configuration, the functions or the model."""
+    """The error message if a file would stay that does not match the configuration, the functions or a model."""
     outputs = call.outputs()
     assets = (call.run_folder(run) / "assets" for run in call.runs.by_folder)
     replaced = (run_sources.replaced(folder) for folder in assets if str(folder) not in outputs)
-    said = _made_with_other_keys(call) or call.functions.kept(call.workflow) or next(filter(None, replaced), None)
-    return said or _without_assets(call)
+    return (
+        _made_with_other_keys(call)
+        or call.functions.kept(call.workflow)
+        or next(filter(None, replaced), None)
+        or _without_assets(call)
+        or replaced_rewards.replaced(call)
+    )
 
 
 def _without_assets(call: SnakemakeCall) -> str | None:
@@ -97,14 +103,14 @@ def missing(call: SnakemakeCall) -> str | None:
     for run, config in call.runs.configs.items():
         if call.workflow.dag_settings.targets or not run_files.is_finished(call.run_folder(run), config):
             continue
-        evaluations = (f"evaluation/{name}/completions.parquet" for name in config.evaluated)
-        for name in ("policies/00000", f"policies/{config.rounds:05d}", *evaluations):
-            file = call.run_folder(run) / name
+        folder = call.run_folder(run)
+        evaluations = [folder / "evaluation" / name / "completions.parquet" for name in config.evaluated]
+        for file in (policy_folder(folder, 0), policy_folder(folder, config.rounds), *evaluations):
             if not file.exists():
                 rounds = ", with all rounds, since states between them are not kept" if config.rounds else ""
                 return (
                     f"{file} is missing, and since the run is finished, nothing would make it again: put it back, or "
-                    f"make it again{rounds if 'policies' in name else ''}: {typed_command()} -- {file}"
+                    f"make it again{rounds if file not in evaluations else ''}: {typed_command()} -- {file}"
                 )
     return None
 

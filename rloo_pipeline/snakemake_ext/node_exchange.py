@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rloo_pipeline.artifacts import files, manifest, node_files
-from rloo_pipeline.artifacts.model_files import POLICIES, STATE_POLICY, STATES
+from rloo_pipeline.artifacts.model_files import POLICIES, STATE_POLICY, STATES, policy_folder
 from rloo_pipeline.before_run import exchange, model_inputs, node_checks
 from rloo_pipeline.before_run.memory import RunMemory
 from rloo_pipeline.cluster import slurm
@@ -61,7 +61,9 @@ def lost(jobs: Iterable[Any]) -> list[Path]:
     made = {str(file) for job in jobs for file in job.output}
     read = {Path(file) for file in {str(file) for job in jobs for file in job.input} - made}
     return sorted(
-        path for path in read if path.parent.name == POLICIES and path.name != "00000" and node_files.links(path)
+        path
+        for path in read
+        if path.parent.name == POLICIES and path != policy_folder(path.parents[1], 0) and node_files.links(path)
     )
 
 
@@ -128,7 +130,7 @@ def start(configs: dict[Path, Config], nodes: int) -> None:
 
 def _policy_bytes(run: Path, config: Config) -> float:
     """Bytes of a policy's weights, from policy 0 or the model's config.json; 0 if neither is here yet."""
-    if weights := [file.stat().st_size for file in (run / POLICIES / f"{0:05d}").glob("*.safetensors")]:
+    if weights := [file.stat().st_size for file in policy_folder(run, 0).glob("*.safetensors")]:
         return sum(weights)
     try:
         return RunMemory(config, model_inputs.shape(config)).policy

@@ -132,11 +132,11 @@ def _sources(folder: Path) -> Iterator[_Source]:
             for inner, entry in source["files"].items():
                 with suppress(FileNotFoundError):
                     status = (top / inner).stat()
-                    of_file = max(status.st_ctime, _placed(named)), is_model(name), entry["bytes"]
+                    of_file = max(status.st_ctime, placed(named)), is_model(name), entry["bytes"]
                     yield _Source(top / inner, status, *of_file, entry[manifest.DIGEST], *times)
 
 
-def _placed(named: Path) -> float:
+def placed(named: Path) -> float:
     """Time before which the folder or link that the configuration names was put in its place.
 
     A rename, or another link, changes both its time and that of its parent; a chmod or a new file in it, only its own.

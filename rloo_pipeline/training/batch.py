@@ -19,10 +19,13 @@ from torch import Tensor
 
 from rloo_pipeline import import_string
 from rloo_pipeline.algorithm import kl, nan_stats, shaping, token_choice
-from rloo_pipeline.algorithm.advantages import Estimator, enlarges_penalties, has_batch_baseline
+from rloo_pipeline.algorithm.advantages import Estimator, Formula, enlarges_penalties, has_batch_baseline
 from rloo_pipeline.config import JSON, Algorithm, Rollout, estimator
 from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.training.selection import ScoresByFunction, select
+
+SIGNAL = 1e-6
+"""An advantage below this counts as 0, since means of equal rewards are rounded."""
 
 
 class RoundTensors(NamedTuple):
@@ -224,24 +227,35 @@ def load_estimator(algorithm: Algorithm) -> Estimator:
         return function
     own = function if isinstance(function, Estimator) else Estimator(function)
 
-    def checked(rewards: Tensor) -> Tensor:
-        call = f"algorithm.advantage: {algorithm.advantage}"
+    call = f"algorithm.advantage: {algorithm.advantage}"
+
+    def called(rewards: Tensor) -> Tensor:
         own_rewards = rewards.clone()  # the function may change them
         returned = call_own("advantage", algorithm.advantage, own.formula, own_rewards)
-        advantages = of_shape(returned, rewards, call, "rewards", "[prompts, K]").double()
+        return of_shape(returned, rewards, call, "rewards", "[prompts, K]").double()
+
+    def checked(rewards: Tensor) -> Tensor:
+        advantages = called(rewards)
         if bool((advantages.abs() >= torch.finfo(torch.float32).max).any()):
             raise UserError(
                 f"{call} returns infinite advantages for finite rewards; add a small number to what it divides by"
             )
+        lost = advantages.isnan() & ~rewards.isnan()
         differs = (nan_stats.centred(rewards).abs() > nan_stats.rounding(rewards)).any(-1, keepdim=True)
-        if bool((advantages.isnan() & ~rewards.isnan() & differs).any()):
+        if bool(lost.any()) and bool((lost & (differs | _has_signal(called, rewards))).any()):
             raise UserError(
-                f"{call} returns NaN for a completion with a reward, in a group whose rewards differ; completions "
-                "without a reward have NaN, so take nanmean or nanmedian, or return 0 for what is not to count"
+                f"{call} returns NaN for a completion with a reward, which would count as 0; completions without a "
+                "reward have NaN, so take nanmean or nanmedian, or return 0 for what is not to count"
             )
         return advantages
 
     return Estimator(checked, own.whitened, own.of_success)
+
+
+def _has_signal(formula: Formula, rewards: Float64[Tensor, "prompts K"]) -> Bool[Tensor, "prompts K"]:
+    """True where the advantage would not be 0 if completions without a reward had the lowest of their group."""
+    lowest = rewards.nan_to_num(torch.inf).amin(-1, keepdim=True).nan_to_num(posinf=0.0)
+    return formula(torch.where(rewards.isnan(), lowest, rewards)).abs() > SIGNAL
 
 
 def check_keys_of_estimator(algorithm: Algorithm, rollout: Rollout, function: Estimator) -> None:

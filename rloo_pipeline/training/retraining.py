@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rloo_pipeline.artifacts import files, lineage, manifest, node_files, round_tables, tables
-from rloo_pipeline.artifacts.model_files import POLICIES
+from rloo_pipeline.artifacts.model_files import policy_folder
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.round_tables import RoundFiles
 from rloo_pipeline.config import Config
@@ -174,7 +174,7 @@ def _newest(round_: int, states: Path) -> tuple[int, Path | None]:
 def _digest_of(run: Path, number: int) -> str:
     """Digest of a policy, whose folder may have been removed."""
     if number == 0:
-        return Policy(run / POLICIES / f"{0:05d}").digest
+        return Policy(policy_folder(run, 0)).digest
     return lineage.facts_of_round(run, number).get("policy", "")
 
 

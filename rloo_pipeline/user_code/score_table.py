@@ -4,15 +4,13 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from rloo_pipeline.artifacts import assets, lineage, model_files, tables
-from rloo_pipeline.artifacts.manifest import MANIFEST, digest
+from rloo_pipeline.artifacts import lineage, reward_models, tables
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Reward, Scoring, provenance
@@ -159,25 +157,17 @@ def scoring_facts(rewards: Sequence[Reward], parts: Iterable[pa.Table] = ()) -> 
     weights = {reward.column: reward.weight for reward in rewards}
     files = {reward.column: provenance.function_files(reward.function) for reward in rewards}
     digests = {name: _digest(list(of_one.values())) for name, of_one in files.items() if of_one}
-    folders = {reward.column: folder for reward in rewards if (folder := _model_of(reward))}
-    manifests = {column: folder / MANIFEST for column, folder in folders.items()}
-    models = {column: digest(file) for column, file in manifests.items() if file.exists()}
-    others = {column: assets.identity(folder) for column, folder in folders.items() if column not in models}
-    for part in parts:
-        others |= json.loads(tables.footer(part).get(lineage.REWARD_FILES, "{}"))
-    return {
-        tables.WEIGHTS: json.dumps(weights),
-        **({lineage.FUNCTIONS: json.dumps(digests)} if digests else {}),
-        **({lineage.REWARD_MODELS: json.dumps(models)} if models else {}),
-        **({lineage.REWARD_FILES: json.dumps(others)} if others else {}),
+    by_key: dict[str, dict[str, str]] = {
+        lineage.FUNCTIONS: digests,
+        lineage.REWARD_MODELS: {},
+        lineage.REWARD_FILES: {},
     }
-
-
-def _model_of(reward: Reward) -> Path | None:
-    """The folder of a reward model; None for other functions. One that the run has trained has a manifest."""
-    if not reward.is_model or "model" not in reward.options:
-        return None
-    return model_files.here(str(reward.options["model"]), reward.options.get("revision"))
+    for column, folder in reward_models.folders_of(rewards).items():
+        key, version = reward_models.version_of(folder)
+        by_key[key][column] = version
+    for part in parts:
+        by_key[lineage.REWARD_FILES] |= json.loads(tables.footer(part).get(lineage.REWARD_FILES, "{}"))
+    return {tables.WEIGHTS: json.dumps(weights), **{key: json.dumps(of) for key, of in by_key.items() if of}}
 
 
 def _digest(digests: Sequence[str]) -> str:

@@ -123,6 +123,27 @@ def test_the_scores_of_one_function_depend_neither_on_its_weight_nor_on_other_fu
         lineage.require_configured(config.model_copy(update={"rewards": [other]}), [part])
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        ({"minimum": 1, "of": ["a", "b"]}, {"minimum": 1, "of": ["a", "c"]}, r'of\[1\] "b", but this run has "c"'),
+        ({}, {"minimum": None}, r'minimum "not set", but this run has null'),
+        ({"minimum": 1}, {}, r'minimum 1, but this run has "not set"'),
+    ],
+)
+def test_a_changed_option_of_a_reward_is_refused_by_its_name(tmp_path, config, before, now, expected) -> None:
+    first, *others = config.rewards
+    made_by, read_by = (
+        config.model_copy(update={"rewards": [*others, first.model_copy(update={"options": options})]})
+        for options in (before, now)
+    )
+    with tables.common_facts(**lineage.decided(made_by, "score")):
+        made = write_table(tmp_path / "made.parquet", "scores")
+    lineage.require_configured(made_by, [made])
+    with pytest.raises(UserError, match=rf"made with rewards\[{len(others)}\]\.options\.{expected}"):
+        lineage.require_configured(read_by, [made])
+
+
 def test_weights_of_rewards_in_a_table_are_those_of_the_configuration(tmp_path, config) -> None:
     weights = {reward.column: reward.weight for reward in config.rewards}
     lineage.require_configured(config, [write_table(tmp_path / "own.parquet", weights=json.dumps(weights))])

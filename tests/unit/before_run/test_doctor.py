@@ -278,6 +278,41 @@ def test_a_partition_with_gpus_of_several_makers_is_refused_for_those_of_amd_alo
     assert ("AMD GPUs (mi250)" in message) is refused
 
 
+@pytest.mark.parametrize(
+    ("gres", "options", "warned"),
+    [
+        ("gpu:2", (), True),
+        ("gpu", (), True),
+        ("gpu:a100:1", (), False),
+        ("gpu:1", ("-C a100",), False),
+        (None, (), False),
+    ],
+)
+def test_a_request_without_a_type_that_may_get_gpus_of_amd_is_a_note(gres, options, warned) -> None:
+    request = ResourceRequest("gpu", 60, 8000, gres, options=options)
+    mixed = "gpu|515000|gpu:a100:4(S:0-1)\ngpu|515000|gpu:mi250:8(S:0-3)\n"
+    for nodes, note in ((mixed, warned), (NODES, False)):
+        (finding,) = slurm_checks.compare_requests(slurm_checks.partitions(SHOWN, nodes), {"update": request})
+        assert finding.ok
+        assert finding.note == note
+        number = (gres or "").removeprefix("gpu").removeprefix(":") or "1"
+        expected = (
+            f"; it may get AMD GPUs (mi250), which are not supported: write gpu:a100:{number}, or set `constraint`"
+        )
+        assert finding.message.endswith(expected) == note
+
+
+def test_the_gpus_that_the_rule_itself_requests_for_a_reward_are_compared_with_its_partition() -> None:
+    own = {"function": "own.py:judge", "gpus": 2}
+    for rewards, gres in ([own], "gpu:2"), (mini()["rewards"], None):
+        settings = slurm_checks.read_profile(ROOT / "profiles" / "slurm")
+        config = Config(**mini(rewards=rewards))
+        assert slurm_checks.requests(settings, ROOT / "workflow" / "rules", config)["score_alone"].gres == gres
+        settings["set-resources"]["score_alone"]["gres"] = "gpu:a100:1"
+        of_profile = slurm_checks.requests(settings, ROOT / "workflow" / "rules", config)["score_alone"]
+        assert of_profile.gres == "gpu:a100:1"
+
+
 def test_the_profile_replaces_all_defaults_of_snakemake_that_read_the_sizes_of_files() -> None:
     defaults = slurm_checks.read_profile(ROOT / "profiles" / "slurm")["default-resources"]
     assert {"mem_mb", "disk_mb"} <= defaults.keys()

@@ -77,7 +77,7 @@ def test_a_wrong_loss_is_refused_in_one_sentence(message, tmp_path) -> None:
         ("1 / (rewards - rewards[:, :1])", "infinite advantages"),
         (
             "rewards - rewards.mean(1, keepdim=True)",
-            "NaN for a completion with a reward, in a group whose rewards",
+            "NaN for a completion with a reward, which would count as 0",
         ),
         ("rewards * (calls.append(1) or len(calls))", "different advantages when called again"),
         (

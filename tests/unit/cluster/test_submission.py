@@ -80,6 +80,43 @@ def test_the_reason_for_which_slurm_refuses_a_job_is_in_the_error(project, monke
     assert last_line == ("rloo submit: error: SLURM refuses the job: sbatch: error: invalid partition specified: gpu")
 
 
+LIMITED = """cat <<END
+PartitionName=short Default=YES State=UP MaxTime=01:00:00
+PartitionName=long State=UP MaxTime=2-00:00:00
+END
+"""
+
+
+@pytest.mark.parametrize(
+    ("time", "others", "refused"),
+    [
+        ("60", [], ""),
+        ("61", [], "short allows 60"),
+        ("60:30", [], "short allows 60"),
+        ("61", ["partition=long"], ""),
+        ("61", ["partition=short,long"], ""),
+        ("2-00:00:01", ["partition=short,long"], "short or long allows 2880"),
+        ("61", ["partition=another"], ""),
+        ("60", ["time=2-0", "partition=short"], "short allows 60"),
+        ("61", ["qos=overtime"], ""),
+        ("later", [], ""),
+    ],
+)
+def test_a_job_that_would_wait_for_ever_is_refused(project, monkeypatch, capsys, time, others, refused) -> None:
+    """sbatch takes it, unless the site sets EnforcePartLimits."""
+    executable(project, "scontrol", LIMITED)
+    executable(project, "sbatch", "echo 'asked' >&2; exit 1")
+    executable(project, "srun", "exit 0")
+    monkeypatch.chdir(project)
+    monkeypatch.setenv(failures.COMMAND, "")
+    monkeypatch.setenv("PATH", f"{project}:/bin")
+    with pytest.raises(SystemExit):
+        main.main(["submit", str(MINI), f"--time={time}", *(f"--sbatch={one}" for one in others)])
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert (f": partition {refused} minutes, so sbatch would take the job and" in said) == bool(refused)
+    assert ("SLURM refuses the job: asked" in said) == (not refused)
+
+
 def test_variables_of_the_cluster_and_defaults_for_sbatch_apply(project, monkeypatch, capsys) -> None:
     show = """while read -r line; do case $line in *account=*|*partition=*) echo "$line";; esac; done < "$1" """
     executable(project, "sbatch", f"{{ {show}; echo conf=$SLURM_CONF env=$SBATCH_PARTITION; }} >&2; exit 1")

@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import pytest
+import yaml
 from helpers import done, rloo
 from synthetic_runs import PROMPTS, ROUNDS, SAMPLES, Reader, configuration, finish_run, metrics_of
 
-from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts import lineage, tables
 from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.checks.statistics import gain
 from rloo_pipeline.commands.compare import compare
 from rloo_pipeline.config.rewards import REWARD_MODEL
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.judging.run_files import read_config
 from rloo_pipeline.report import comparison, comparison_page, finished
 from rloo_pipeline.report.charts import shared_charts
 from rloo_pipeline.report.figures import figure_of_runs
@@ -369,6 +371,24 @@ def test_a_run_that_is_not_finished_is_named(pair, tmp_path, change, expected) -
         page_of(pair, tmp_path)
     assert all(text in str(error.value) for text in expected)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["warmstart", "final"])
+def test_a_run_that_is_not_evaluated_again_with_new_options_of_a_reward_is_named(pair, tmp_path, name) -> None:
+    """The accuracy alone may be the same by accident."""
+    file = pair[1] / "evaluation" / name / "completions.parquet"
+    table = tables.read(file, "completions")
+    facts = {key: tables.footer(table)[key] for key in ("policy", "evaluated")}
+    facts |= lineage.decided(read_config(pair[1]), "evaluate")
+    tables.write(file, table, table.schema, "completions", **facts)
+    page_of(pair, tmp_path)
+    content = yaml.safe_load((pair[1] / "config.yaml").read_text())
+    content["rewards"][0]["options"] = {"lenient": True}
+    (pair[1] / "config.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(
+        UserError, match=rf'{name}/completions\.parquet: made with rewards\[0\]\.options\.lenient "not set"'
+    ):
+        page_of(pair, tmp_path)
 
 
 def test_one_run_and_a_run_named_twice_are_refused(folders, tmp_path) -> None:

@@ -335,6 +335,18 @@ def test_a_run_that_is_not_evaluated_again_with_a_new_threshold_counts_as_unfini
         experiment(changed)
 
 
+def test_a_run_that_is_not_evaluated_again_with_new_options_of_a_reward_counts_as_unfinished(changed) -> None:
+    run = changed / "better" / "0"
+    completions = run / "evaluation" / "final" / "completions.parquet"
+    table = tables.read(completions, "completions")
+    facts = {key: tables.footer(table)[key] for key in ("policy", "evaluated")}
+    options = json.dumps(["evaluate", None, {"rewards": []}])
+    tables.write(completions, table, table.schema, "completions", **facts, decided=options)
+    page_of(changed)
+    runs = {(run["arm"], run["seed"]): run for run in read_json(changed / "experiment.json")["runs"]}
+    assert {key for key, run in runs.items() if not run["finished"]} == {("better", 0), ("same_50%", 2)}
+
+
 def with_reward_model(folder: Path, version: Callable[[str, int], str], **options: str) -> None:
     """Makes a reward model the deciding reward of all runs; an empty version is not recorded."""
     for run in folder.glob("*/[0-9]"):

@@ -16,7 +16,7 @@ from unittest.mock import MagicMock
 import pytest
 import yaml
 from helpers import mini
-from snakemake.exceptions import LockException, ProtectedOutputException, format_exception_to_string
+from snakemake.exceptions import LockException, ProtectedOutputException, WorkflowError, format_exception_to_string
 from snakemake.io import IOFile
 from snakemake.jobs import Reason
 from snakemake.settings.enums import RerunTrigger
@@ -49,7 +49,7 @@ def controller(is_module: bool = False, executor: str = "local", **settings: Any
     """One whose workflow has two rules."""
     controller = object.__new__(Controller)
     controller.waits, controller.planned = ExitStack(), False
-    controller.main, controller.is_module, controller.several_nodes = True, is_module, False
+    controller.main, controller.is_module, controller.several_nodes, controller.in_image = True, is_module, False, False
     controller.alone, controller.owner, controller.stopped = True, "", set()
     controller.workflow = SimpleNamespace(
         rules=[
@@ -395,6 +395,20 @@ def test_a_full_disk_on_which_snakemake_cannot_lock_is_one_sentence_and_other_tr
         said = logging.makeLogRecord({"msg": text})
         assert starting.on_message(said)
         assert said.msg == (f"Error: {no_space_left(place)}" if place else text)
+
+
+def test_a_file_system_that_turns_read_only_is_one_sentence(starting) -> None:
+    """Snakemake cannot remove its lock while it handles another error."""
+    try:
+        try:
+            raise WorkflowError("Error recording metadata for finished job")
+        except WorkflowError:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), "/here/.snakemake/locks/0.input.lock")  # noqa: B904
+    except OSError:
+        said = logging.makeLogRecord({"msg": traceback.format_exc()})
+    assert starting.on_message(said)
+    assert said.msg.startswith("Error: /here/.snakemake/locks: Read-only file system; run again once it can be written")
+    assert "\n" not in said.msg
 
 
 def test_what_snakemake_says_before_and_instead_of_a_dag(starting) -> None:

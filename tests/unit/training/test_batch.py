@@ -69,6 +69,24 @@ def test_an_update_refuses_advantages_of_ones_own_that_would_count_as_0_or_as_th
         batch_of([1.0, 0.0, 0.0, 0.0, 1.0, NAN, 0.0, 1.0], advantage=f"{tmp_path}/mine.py:mine")
 
 
+def test_a_mean_of_the_batch_is_refused_also_if_all_groups_are_equal(tmp_path) -> None:
+    """The groups differ from each other, so they have advantages. A mean of a group alone would give 0 there."""
+    for axis, name in (("", "batch"), ("1, keepdim=True", "group")):
+        (tmp_path / f"{name}.py").write_text(f"def mine(rewards):\n    return rewards - rewards.mean({axis})\n")
+    for missing in ([1.0, 1.0, NAN, 1.0, 0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0, NAN, NAN, NAN, NAN]):
+        with pytest.raises(UserError, match="returns NaN for a completion with a reward"):
+            batch_of(missing, beta=0.0, advantage=f"{tmp_path}/batch.py:mine")
+        assert not batch_of(missing, beta=0.0, advantage=f"{tmp_path}/group.py:mine").advantages.any()
+
+
+def test_equal_groups_may_have_nan_for_0_divided_by_0(tmp_path) -> None:
+    centred = "rewards - rewards.nanmean(1, keepdim=True)"
+    (tmp_path / "mine.py").write_text(
+        f"def mine(rewards):\n    return ({centred}) / (rewards.amax() - rewards.amin())\n"
+    )
+    assert not batch_of([1.0] * 8, beta=0.0, advantage=f"{tmp_path}/mine.py:mine").advantages.any()
+
+
 def test_a_median_of_ones_own_is_the_baseline_of_the_scored_completions(tmp_path) -> None:
     text = "def mine(rewards):\n    return rewards - rewards.nanmedian(1, keepdim=True).values\n"
     (tmp_path / "mine.py").write_text(text)
