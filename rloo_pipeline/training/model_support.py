@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,6 +33,12 @@ WITHOUT_LORA = frozenset(row["name"] for row in LISTS if row["list"] == "without
 """Architectures whose adapters vLLM cannot serve."""
 RENAMED = {"Glm4ForCausalLM": {"gate_up_proj"}}
 """Modules whose names in vLLM differ from those in transformers, by architecture."""
+LM_HEAD = frozenset(row["name"] for row in LISTS if row["list"] == "lm_head")
+"""Architectures of which vLLM serves adapters on the LM head."""
+WITHOUT_EMBEDDING = frozenset(row["name"] for row in LISTS if row["list"] == "without_embed_tokens")
+"""Architectures of which vLLM serves no adapters on the embedding."""
+EMBEDDING = re.compile(r"embed|lm_head$|wte$|wpe$")
+"""Matches the beginnings of the names of embeddings and LM heads."""
 ATTENTION_MODULES = {"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"}
 """Modules whose adapters vLLM serves in models with experts."""
 
@@ -190,6 +197,11 @@ def check_dtype_on_gpu(dtype: Dtype) -> None:
         )
 
 
+def _serves_embedding(kind: str, name: str) -> bool:
+    """True if vLLM serves an adapter on this embedding or LM head of an architecture."""
+    return kind in LM_HEAD if name == "lm_head" else name == "embed_tokens" and kind not in WITHOUT_EMBEDDING
+
+
 def _lora_problem(hf_config: Mapping[str, Any], lora: Lora) -> str | None:
     """The part that vLLM cannot serve, and advice; None if it serves the adapter."""
     kind = str(next(iter(hf_config.get("architectures") or ()), hf_config.get("model_type", "this model")))
@@ -199,7 +211,8 @@ def _lora_problem(hf_config: Mapping[str, Any], lora: Lora) -> str | None:
     if lora.is_pattern:  # `policy_model.check_layers` finds the names
         return None
     targets = renamed | {"all-linear"} if lora.target_modules == "all-linear" else set(lora.target_modules)
-    if named := ", ".join(sorted(targets & renamed)):
+    unserved = renamed | {name for name in targets if EMBEDDING.match(name) and not _serves_embedding(kind, name)}
+    if named := ", ".join(sorted(targets & unserved)):
         return (
             f"vLLM does not serve an adapter on {named} of {kind}; name the modules in update.lora.target_modules "
             f"without it, such as {EXAMPLE}"
