@@ -23,6 +23,8 @@ COUNTS, MOST = ("layers", "n_layer", "experts"), 10_000
 """Suffixes of config.json's keys that count parts of a model, and the largest count: transformers lists the parts."""
 DYNAMIC = {"dynamic", "longrope", "su"}
 """Kinds of rotary embedding whose angles depend on the longest sequence in the batch."""
+ALWAYS_TIED = {"lfm2", "lfm2_moe"}
+"""Model types whose LM head is the embedding in vLLM, whatever config.json says."""
 LISTS = csv_rows("training/model_support.csv")
 """Names of models that config.json cannot tell from others."""
 ENCODERS = frozenset(row["name"] for row in LISTS if row["list"] == "encoders")
@@ -58,7 +60,7 @@ def check_run(config: Config, policy: Policy) -> None:
 
     Raises:
         UserError: the folder has an adapter instead of a model, `check_model` or `check_heads` fails, or vLLM cannot
-            serve the adapter.
+            serve the adapter or computes the model differently.
     """
     if not (file := policy.folder / "config.json").exists():
         raise UserError(f"{file}: no such file, so this is not a model folder; check the path")
@@ -78,7 +80,10 @@ def check_run(config: Config, policy: Policy) -> None:
     if config.rollout.router_replay and not policy.has_experts:
         raise UserError(f"{policy.config_file}: the model has no experts; set rollout.router_replay: false")
     completion = max(config.rollout.max_completion_length, config.evaluation.max_completion_length or 0)
-    check_model(policy.config, config.dataset.max_prompt_length + completion, policy.config_file)
+    longest = config.dataset.max_prompt_length + completion
+    check_model(policy.config, longest, policy.config_file)
+    if (difference := _difference_in_vllm(policy.config, longest)) is not None:
+        raise UserError(f"{policy.config_file}: {difference}, or use another model")
 
 
 def check_heads(
@@ -145,6 +150,27 @@ def _unsupported(hf_config: Mapping[str, Any]) -> str | None:
             return f"has {key} {value!s:.20}, more than {MOST:,}"
     if text.get("is_causal") is False or text.get("use_bidirectional_attention") in {True, "all"}:
         return "does not attend causally"
+    return None
+
+
+def _difference_in_vllm(hf_config: Mapping[str, Any], longest: int) -> str | None:
+    """A part of the model that vLLM computes differently from transformers, and advice; None if nothing is known.
+
+    Args:
+        hf_config: the content of config.json.
+        longest: tokens of the longest prompt with its completion.
+    """
+    text = text_config(hf_config)
+    kind, rope = text.get("model_type"), text.get("rope_parameters") or {}
+    if kind in ALWAYS_TIED and not text.get("tie_embedding", text.get("tie_word_embeddings", True)):
+        return f"tie_word_embeddings is false, but vLLM takes the embedding of {kind} as its LM head; tie them"
+    first = rope.get("original_max_position_embeddings")
+    if kind == "ministral3" and first and rope.get("llama_4_scaling_beta") and longest > first:
+        return (
+            f"llama_4_scaling_beta scales attention from {first} tokens on, but not in vLLM, and a prompt and its "
+            f"completion may have {longest} tokens; lower dataset.max_prompt_length or the max_completion_length of "
+            f"rollout and evaluation so that together they have at most {first}"
+        )
     return None
 
 
