@@ -27,8 +27,6 @@ class ImageKind(NamedTuple):
     """Placeholder for a whole image in a prompt for vLLM, which expands it."""
     types: str
     """Argument of the model's forward that is 1 at tokens that stand for a part of an image."""
-    modules: tuple[str, ...]
-    """Attributes of the model next to its language model: the vision encoder, and a projector if it is separate."""
     part: str = "image_token_id"
     """Token that stands for a part of an image."""
     video: str | None = None
@@ -40,7 +38,6 @@ QWEN_VL = ImageKind(
     end="vision_end_token_id",
     whole="image_token_id",
     types="mm_token_type_ids",
-    modules=("visual",),
     video="video_token_id",
 )
 """Qwen2.5-VL and Qwen3-VL; `types` gives them the positions (M-RoPE)."""
@@ -49,7 +46,6 @@ GEMMA = ImageKind(
     end="eoi_token_id",
     whole="boi_token_id",
     types="token_type_ids",
-    modules=("vision_tower", "multi_modal_projector"),
 )
 """Gemma 3; `types` tells it the tokens of an image, which attend to each other in both directions."""
 KINDS = {"qwen2_5_vl": QWEN_VL, "qwen3_vl": QWEN_VL, "gemma3": GEMMA}

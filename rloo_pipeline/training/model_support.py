@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +23,8 @@ COUNTS, MOST = ("layers", "n_layer", "experts"), 10_000
 """Suffixes of config.json's keys that count parts of a model, and the largest count: transformers lists the parts."""
 DYNAMIC = {"dynamic", "longrope", "su"}
 """Kinds of rotary embedding whose angles depend on the longest sequence in the batch."""
+ALWAYS_TIED = {"lfm2", "lfm2_moe"}
+"""Model types whose LM head is the embedding in vLLM, whatever config.json says."""
 LISTS = csv_rows("training/model_support.csv")
 """Names of models that config.json cannot tell from others."""
 ENCODERS = frozenset(row["name"] for row in LISTS if row["list"] == "encoders")
@@ -32,6 +35,12 @@ WITHOUT_LORA = frozenset(row["name"] for row in LISTS if row["list"] == "without
 """Architectures whose adapters vLLM cannot serve."""
 RENAMED = {"Glm4ForCausalLM": {"gate_up_proj"}}
 """Modules whose names in vLLM differ from those in transformers, by architecture."""
+LM_HEAD = frozenset(row["name"] for row in LISTS if row["list"] == "lm_head")
+"""Architectures of which vLLM serves adapters on the LM head."""
+WITHOUT_EMBEDDING = frozenset(row["name"] for row in LISTS if row["list"] == "without_embed_tokens")
+"""Architectures of which vLLM serves no adapters on the embedding."""
+EMBEDDING = re.compile(r"embed|lm_head$|wte$|wpe$")
+"""Matches the beginnings of the names of embeddings and LM heads."""
 ATTENTION_MODULES = {"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"}
 """Modules whose adapters vLLM serves in models with experts."""
 
@@ -51,7 +60,7 @@ def check_run(config: Config, policy: Policy) -> None:
 
     Raises:
         UserError: the folder has an adapter instead of a model, `check_model` or `check_heads` fails, or vLLM cannot
-            serve the adapter.
+            serve the adapter or computes the model differently.
     """
     if not (file := policy.folder / "config.json").exists():
         raise UserError(f"{file}: no such file, so this is not a model folder; check the path")
@@ -71,7 +80,10 @@ def check_run(config: Config, policy: Policy) -> None:
     if config.rollout.router_replay and not policy.has_experts:
         raise UserError(f"{policy.config_file}: the model has no experts; set rollout.router_replay: false")
     completion = max(config.rollout.max_completion_length, config.evaluation.max_completion_length or 0)
-    check_model(policy.config, config.dataset.max_prompt_length + completion, policy.config_file)
+    longest = config.dataset.max_prompt_length + completion
+    check_model(policy.config, longest, policy.config_file)
+    if (difference := _difference_in_vllm(policy.config, longest)) is not None:
+        raise UserError(f"{policy.config_file}: {difference}, or use another model")
 
 
 def check_heads(
@@ -141,6 +153,27 @@ def _unsupported(hf_config: Mapping[str, Any]) -> str | None:
     return None
 
 
+def _difference_in_vllm(hf_config: Mapping[str, Any], longest: int) -> str | None:
+    """A part of the model that vLLM computes differently from transformers, and advice; None if nothing is known.
+
+    Args:
+        hf_config: the content of config.json.
+        longest: tokens of the longest prompt with its completion.
+    """
+    text = text_config(hf_config)
+    kind, rope = text.get("model_type"), text.get("rope_parameters") or {}
+    if kind in ALWAYS_TIED and not text.get("tie_embedding", text.get("tie_word_embeddings", True)):
+        return f"tie_word_embeddings is false, but vLLM takes the embedding of {kind} as its LM head; tie them"
+    first = rope.get("original_max_position_embeddings")
+    if kind == "ministral3" and first and rope.get("llama_4_scaling_beta") and longest > first:
+        return (
+            f"llama_4_scaling_beta scales attention from {first} tokens on, but not in vLLM, and a prompt and its "
+            f"completion may have {longest} tokens; lower dataset.max_prompt_length or the max_completion_length of "
+            f"rollout and evaluation so that together they have at most {first}"
+        )
+    return None
+
+
 def is_window(key: str) -> bool:
     """True if a key of config.json holds an attention window in tokens."""
     named_otherwise = key in {"attention_chunk_size", "local_attention"}
@@ -190,6 +223,11 @@ def check_dtype_on_gpu(dtype: Dtype) -> None:
         )
 
 
+def _serves_embedding(kind: str, name: str) -> bool:
+    """True if vLLM serves an adapter on this embedding or LM head of an architecture."""
+    return kind in LM_HEAD if name == "lm_head" else name == "embed_tokens" and kind not in WITHOUT_EMBEDDING
+
+
 def _lora_problem(hf_config: Mapping[str, Any], lora: Lora) -> str | None:
     """The part that vLLM cannot serve, and advice; None if it serves the adapter."""
     kind = str(next(iter(hf_config.get("architectures") or ()), hf_config.get("model_type", "this model")))
@@ -199,7 +237,8 @@ def _lora_problem(hf_config: Mapping[str, Any], lora: Lora) -> str | None:
     if lora.is_pattern:  # `policy_model.check_layers` finds the names
         return None
     targets = renamed | {"all-linear"} if lora.target_modules == "all-linear" else set(lora.target_modules)
-    if named := ", ".join(sorted(targets & renamed)):
+    unserved = renamed | {name for name in targets if EMBEDDING.match(name) and not _serves_embedding(kind, name)}
+    if named := ", ".join(sorted(targets & unserved)):
         return (
             f"vLLM does not serve an adapter on {named} of {kind}; name the modules in update.lora.target_modules "
             f"without it, such as {EXAMPLE}"

@@ -111,9 +111,12 @@ def check_layers_of_run(config: Config, policy: Policy, form: str) -> None:
     """As `check_layers`, for a run whose policy trains in this form of batch.
 
     Raises:
-        UserError: as for `check_layers`, or the layers cannot replay the sampler's experts or be compiled.
+        UserError: as for `check_layers`, or vLLM would look for the adapter's layers under other names, or the layers
+            cannot replay the sampler's experts or be compiled.
     """
     check_layers(policy, config.update.lora, config.deepspeed.zero_stage)
+    if config.update.lora and not config.warmstart.sft and not config.model.quantization:
+        _check_architecture(policy)
     if config.rollout.router_replay or config.update.torch_compile:
         model = plain_model.without_weights(policy)
         if config.rollout.router_replay:
@@ -122,12 +125,24 @@ def check_layers_of_run(config: Config, policy: Policy, form: str) -> None:
             faster_kernels.require_compilable(model, form)
 
 
+def _check_architecture(policy: Policy) -> None:
+    """Checks that vLLM and the trainer give the same names to the layers of a base that stays as it is."""
+    architecture = str(next(iter(policy.config.get("architectures") or ()), ""))
+    ours = type(plain_model.without_weights(policy)).__name__
+    if architecture.endswith("ForConditionalGeneration") and architecture != ours:
+        raise UserError(
+            f"{policy.config_file}: an adapter would be for {ours}, the language model alone, whose layers vLLM does "
+            f"not find in {architecture}; remove update.lora, or write the language model alone to a folder "
+            "(AutoModelForCausalLM.from_pretrained, then save_pretrained) and use that"
+        )
+
+
 def _with_adapter(model: PreTrainedModel, lora: Lora, low_cpu_mem_usage: bool = False) -> Any:
     """Adds a new adapter to the model."""
     import peft
 
     _check_targets(model, lora)
-    config = peft.LoraConfig(task_type="CAUSAL_LM", **lora.model_dump(), exclude_modules=_vision_pattern(model))
+    config = peft.LoraConfig(task_type="CAUSAL_LM", **lora.model_dump(), exclude_modules=_beside_language_model(model))
     try:
         return peft.get_peft_model(model, config, autocast_adapter_dtype=False, low_cpu_mem_usage=low_cpu_mem_usage)
     except ValueError as error:
@@ -147,7 +162,7 @@ def _check_targets(model: nn.Module, lora: Lora) -> None:
         return
     from transformers import Conv1D
 
-    beside = re.compile(_vision_pattern(model) or r"(?!)")
+    beside = re.compile(_beside_language_model(model) or r"(?!)")
     layers = [
         name
         for name, module in model.named_modules()
@@ -162,12 +177,13 @@ def _check_targets(model: nn.Module, lora: Lora) -> None:
             )
 
 
-def _vision_pattern(model: Any) -> str | None:
-    """A pattern of the modules that get no adapter: the vision encoder and projector; None for a text model."""
-    hf_config = model.config.to_dict()
-    if not vision.takes_images(hf_config):
+def _beside_language_model(model: Any) -> str | None:
+    """A pattern of the modules that get no adapter, such as a vision encoder; None for a text model."""
+    if model.config.get_text_config() is model.config:
         return None
-    return rf".*\b({'|'.join(vision.kind_of(hf_config).modules)})\b.*"
+    decoder = model.get_decoder()
+    names = [re.escape(name) for name, module in model.named_modules() if module is decoder]
+    return rf"(?!({'|'.join(names)}|lm_head)(\.|$)).*"
 
 
 def _freeze_vision(model: Any) -> None:

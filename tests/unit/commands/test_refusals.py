@@ -538,6 +538,11 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
             checks=MODEL,
         ),
         Case("the model has no experts; set rollout.router_replay: false", config=REPLAY, checks=MODEL),
+        Case(
+            "vLLM takes the embedding of lfm2 as its LM head; tie them, or use another model",
+            model=edited("config.json", model_type="lfm2", tie_word_embeddings=False),
+            checks=MODEL,
+        ),
     ),
     "training.model_support.check_model": (
         Case(
@@ -572,6 +577,14 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         Case(
             "PEFT cannot make an adapter for nothing",
             config={"update": {"lora": {"target_modules": "nothing"}}},
+            checks=MODEL,
+        ),
+    ),
+    "training.policy_model._check_architecture": (
+        Case(
+            "an adapter would be for Qwen3ForCausalLM, the language model alone",
+            config={"update": {"lora": LORA}, "warmstart": {"sft": None}},
+            model=edited("config.json", architectures=["Qwen3VLForConditionalGeneration"]),
             checks=MODEL,
         ),
     ),

@@ -4,7 +4,7 @@ import json
 import re
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 
 import pytest
 from helpers import mini, staged
@@ -66,6 +66,27 @@ def test_a_rotary_embedding_that_changes_limits_the_length_of_sequences(name) ->
 def test_no_other_model_has_a_limit(name) -> None:
     assert length_limit(UNLIMITED[name]) is None
     check_model(UNLIMITED[name], 10**6)
+
+
+def ministral(first: int) -> dict:
+    """A model whose attention is scaled from this token on; vLLM does not read that of a transformers configuration."""
+    rope = {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": first}
+    return {"model_type": "ministral3", "rope_parameters": rope}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (ministral(79), "from 79 tokens on, .* may have 80 tokens"),
+        (ministral(80), None),
+        ({"model_type": "lfm2", "tie_embedding": False}, "takes the embedding of lfm2 as its LM head"),
+        ({"model_type": "lfm2"}, None),
+    ],
+)
+def test_what_vllm_computes_differently_is_an_error(tmp_path, config, message) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=message) if message else nullcontext():
+        check_run(Config(**mini()), Policy(tmp_path))
 
 
 @pytest.mark.parametrize("why", REFUSED)

@@ -14,6 +14,7 @@ import model_folders
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Lora
@@ -213,6 +214,16 @@ def test_a_pattern_that_no_layer_matches_is_refused(tiny_model) -> None:
 def test_an_adapter_on_layers_that_are_there_is_taken(tiny_model, names) -> None:
     policy_model.check_layers(Policy(tiny_model), Lora(target_modules=names))
     policy_model.check_layers(Policy(tiny_model), None)
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "gemma4", "qwen2_5_vl", "qwen3_vl"])
+def test_only_the_language_model_of_a_model_of_images_gets_an_adapter(tmp_path, kind) -> None:
+    AutoConfig.for_model(kind, text_config={"num_hidden_layers": 1}).save_pretrained(tmp_path)
+    model = plain_model.without_weights(Policy(tmp_path))
+    adapted = policy_model._with_adapter(model, Lora(), low_cpu_mem_usage=True)
+    names = adapted.targeted_module_names
+    assert {name.rpartition(".")[2] for name in names} >= {"q_proj", "down_proj"}
+    assert all(name.startswith("model.language_model.") for name in names)
 
 
 @pytest.mark.parametrize("kind", ["falcon_h1", "qwen3_next"])
