@@ -26,6 +26,8 @@ class TrlModel:
     def __init__(self, script: TrlScript, folder: Path) -> None:
         self.script, self.folder = script, folder
         self.rows: list[ArgumentRow] = []
+        self.name_in_script: Any = None
+        """The model's name, if the script shows it."""
 
     def _row(self, option: str, value: str, here: str, note: str = "") -> None:
         self.rows.append(ArgumentRow(option, shown(value), here, note))
@@ -60,10 +62,8 @@ class TrlModel:
             self._row("model", ast.unparse(target), "", f"{note}; update.lora makes a new one")
             target = None
         elif isinstance(target, ast.Call) and name_of(target.func) == "from_pretrained":
-            given = {**given, **self.script.keywords(target)}
-            named_by = [given.pop(name) for name in ("model_name", "pretrained_model_name_or_path") if name in given]
-            target = next(iter((*target.args, *named_by)), target)
-        name = self._value(target)
+            target, given = _loaded(target, {**given, **self.script.keywords(target)})
+        name = self.name_in_script = self._value(target)
         option = self.script.options.get("model_name_or_path")
         if (named or option) and not isinstance(name, str) and target is not None:
             source = "--model" if named else "the option model_name_or_path"
@@ -85,6 +85,16 @@ class TrlModel:
             if option not in tables.LOADING:
                 self._init_kwarg(option, value, keys)
         return keys
+
+    def _tokenizer(self, node: ast.expr) -> None:
+        """Adds a row for the tokenizer. Only that of the model, as it is loaded, has a counterpart."""
+        made, name, here = self.script.resolved(node), UNSHOWN, ""
+        if isinstance(made, ast.Call) and name_of(made.func) == "from_pretrained":
+            name = self._value(_loaded(made, self.script.keywords(made))[0])
+            here = "model.name_or_path" if name in (None, self.name_in_script) or not self.name_in_script else ""
+        shown_as = name if isinstance(name, str) and not here else ast.unparse(node)
+        note = "the tokenizer is that of the model" + ("" if here else ", with its chat template")
+        self._row("processing_class", shown_as, here, note)
 
     def _wrapped(self, call: ast.Call) -> ast.expr | None:
         """The model that a call returns as it is or with an adapter; None for any other call."""
@@ -157,7 +167,8 @@ class TrlModel:
         # PEFT's defaults and Unsloth's, which differ from those here
         is_unsloth = name_of(call.func) == "get_peft_model"
         lora = {name: self._value(options.get(name), 16 if is_unsloth else 8) for name in ("r", "lora_alpha")}
-        lora |= {name: self._value(options[name]) for name in ("lora_dropout", "use_rslora") if name in options}
+        others = {name: self._value(options.get(name)) for name in ("lora_dropout", "use_rslora")}
+        lora |= {name: value for name, value in others.items() if value is not None}
         default: list[str] | str = ["q_proj", "v_proj"]
         note = "q_proj and v_proj, PEFT's default for most models, but not for phi and nemotron_h"
         if is_unsloth:
@@ -184,3 +195,10 @@ class TrlModel:
         if not isinstance(name := given["model"], str):
             return None
         return given | {"model": place_in(self.folder, Path(name)) if Path(name).is_dir() else name}
+
+
+def _loaded(call: ast.Call, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The argument of `from_pretrained` that names what is loaded, and its other keyword arguments."""
+    names = [name for name in ("model_name", "pretrained_model_name_or_path") if name in given]
+    others = {name: value for name, value in given.items() if name not in names}
+    return next(iter((*call.args, *(given[name] for name in names))), call), others

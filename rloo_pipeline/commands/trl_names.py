@@ -124,7 +124,7 @@ class ScriptNames(ABC):
             several = self._returned(found.value)
             if part := trl_syntax.element(several, found.place):
                 return self.resolved(part, take)
-            if found.place == 0 and isinstance(several, ast.Call) and name_of(several.func) == "from_pretrained":
+            if isinstance(several, ast.Call) and name_of(several.func) == "from_pretrained":
                 return several  # model, tokenizer = FastLanguageModel.from_pretrained(…)
         elif isinstance(node, ast.Call) and (returned := self._returned(node)) is not node:
             return self.resolved(returned, take)

@@ -85,10 +85,11 @@ class TrlProject(TrlModel):
             self._unshown(name, node, *now)
         for name, node in self.script.arguments.items():
             if name == "processing_class":
-                self.script.resolved(node)  # the line that loads it counts as taken over
-                self._row(name, ast.unparse(node), "model.name_or_path", "the tokenizer is that of the model")
+                self._tokenizer(node)
             elif name not in tables.KNOWN and not (isinstance(node, ast.Constant) and node.value is None):
                 self._row(name, ast.unparse(node), "")
+        for name, module in self.script.of_others():
+            self._row("class", name, "", f"is that of {module}; the run does what TRL's does")
         names = {node.value for node in ast.walk(self.script.tree) if isinstance(node, ast.Constant)}
         for column in names & {"image", "images"}:
             self._row("column", str(column), "", "if prompts have images, set dataset.image_column")

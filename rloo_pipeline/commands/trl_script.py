@@ -22,6 +22,11 @@ COPIES = ("replace", "copy", "deepcopy")
 RELATIVE = re.compile(r"(?m)^(\s*from\s+)(\.+)([\w.]*)(?=\s+import\b)")
 PADDING = {"pad_token", "pad_token_id", "padding_side"}
 """Attributes of a tokenizer that change nothing here."""
+OF_TOKENIZER = (
+    *("get_chat_template", "setup_chat_format", "clone_chat_template", "add_tokens", "add_special_tokens"),
+    "add_new_tokens",
+)
+"""Functions that change the vocabulary or the chat template of a tokenizer."""
 OTHER_CELLS = (
     *("%%!", "%%bash", "%%cmd", "%%file", "%%html", "%%javascript", "%%js", "%%latex", "%%markdown", "%%perl"),
     *("%%ruby", "%%script", "%%sh", "%%svg", "%%sx", "%%system", "%%writefile"),
@@ -80,6 +85,18 @@ class TrlScript(ScriptValues):
     def kind(self) -> str:
         """`RLOO` or `GRPO`."""
         return name_of(self.trainer.func).removesuffix("Trainer")
+
+    def of_others(self) -> Iterator[tuple[str, str]]:
+        """Yields the classes of the trainer and its options that are not those of TRL or Unsloth, each with its
+        module.
+        """
+        for name in (f"{self.kind}Trainer", f"{self.kind}Config"):
+            found = {one.name: "the script" for one in all_nodes(self.tree, ast.ClassDef) if one.name == name}
+            for one in all_nodes(self.tree, ast.ImportFrom):
+                if any((alias.asname or alias.name) == name for alias in one.names):
+                    found[str(one.module)] = str(one.module)
+            if found and not any(module.partition(".")[0] in ("trl", "unsloth") for module in found):
+                yield name, " or ".join(found.values())
 
     def argument(self, name: str) -> ast.expr | None:
         """The expression that the script passes as a trainer argument; None if it passes nothing or None."""
@@ -157,14 +174,29 @@ class TrlScript(ScriptValues):
     def left(self) -> Iterator[ast.stmt]:
         """Statements that the project does not take over, except imports and statements about the trainer."""
         about = {name for name, known in self.bindings.items() if any(self._is_training(one.value) for one in known)}
+        changed = {name for one in ("model", "processing_class") for name in _names(self.arguments.get(one))} - about
         for statement in (*self.statements, *self.inner):
-            names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+            names = _names(statement)
             kinds = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-            trains = names & about or "__name__" in names or any(node in self.calls for node in ast.walk(statement))
+            # a line that reads an option may also change the model
+            trains = (names & about and not names & changed) or "__name__" in names
+            trains = trains or any(node in self.calls for node in ast.walk(statement))
             trains = trains and not self._makes_another(statement)
-            is_taken = statement.lineno in self.taken or isinstance(statement, kinds) or _only_shows(statement)
+            is_taken = statement.lineno in self.taken and not self._changes_tokenizer(statement)
+            is_taken = is_taken or isinstance(statement, kinds) or _only_shows(statement)
             if not (is_taken or statement.lineno in self.afterwards or (trains and not self._sets(statement))):
                 yield statement
+
+    def _changes_tokenizer(self, statement: ast.stmt) -> bool:
+        """True if a statement changes the tokenizer of the trainer. Such a line that makes data is copied, but does not
+        change the tokenizer of the run.
+        """
+        return "processing_class" in self.arguments and any(
+            part.attr == "chat_template" and isinstance(part.ctx, ast.Store)
+            if isinstance(part, ast.Attribute)
+            else isinstance(part, ast.Call) and name_of(part.func) in OF_TOKENIZER
+            for part in ast.walk(statement)
+        )
 
     def _makes_another(self, statement: ast.stmt) -> bool:
         """True if a statement makes another trainer, such as one that fine-tunes the model first."""
@@ -226,15 +258,15 @@ def _code(path: Path, text: str) -> str:
 
 
 def _without_magic(cell: str) -> str:
-    """A cell with `pass` for each command of IPython or of a shell: a line that is not valid Python where it stands,
-    unlike the same line inside a text or an expression.
+    """A cell with `pass` for each command of IPython or of a shell: lines that are not valid Python where they stand,
+    unlike the same lines inside a text or an expression.
     """
     while True:
         try:
             ast.parse(cell)
         except SyntaxError as error:
-            before = cell.split("\n")[: (error.lineno or 1) - 1]
-            command = MAGIC.match(cell, sum(len(line) + 1 for line in before))
+            at = sum(len(line) + 1 for line in cell.split("\n")[: (error.lineno or 1) - 1])
+            command = next((one for one in MAGIC.finditer(cell) if one.start() <= at <= one.end()), None)
             if command is None:
                 return cell
             cell = f"{cell[: command.start()]}{command[1]}pass{cell[command.end() :]}"
@@ -266,6 +298,10 @@ def _trainer(path: Path, tree: ast.Module) -> ast.Call:
     others = sorted({f"{name_of(call.func)} (line {call.lineno})" for call in trainers})
     seen = f"; it has {', '.join(others)}" if others else ""
     raise UserError(f"{path}: one call of {' or '.join(TRAINERS)} is needed{seen}")
+
+
+def _names(node: ast.AST | None) -> set[str]:
+    return {part.id for part in all_nodes(node, ast.Name)} if node else set()
 
 
 def _sets_entries(node: ast.AST) -> bool:
