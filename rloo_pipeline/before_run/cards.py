@@ -59,7 +59,7 @@ def card_here(argument: str, dtype: Dtype = "float32") -> Card:
     which decides what `auto` is in a run.
     """
     card = card_of(argument, dtype)
-    whole = ":" not in argument and not any(name.startswith("MIG-") for name in devices.visible_gpus())
+    whole = ":" not in argument and not any(name.startswith(devices.SLICE) for name in devices.visible_gpus())
     for line in devices.gpu_facts("name,memory.total") if whole else ():
         name, _, mebibytes = line.rpartition(", ")
         if mebibytes.isdigit() and re.search(rf"\b{card.name}\b", name.lower().replace("rtx ", "rtx")):

@@ -52,7 +52,7 @@ def findings(config: Config, in_image: bool, vllm_cache: Path | None = None) -> 
     for name, memory, capability, *_ in sorted(map(tuple, rows)):
         # the driver's table has no slices; the name of a slice says its memory
         size = f"{int(memory) * 2**20 / 1e9:.1f} GB" if memory.isdigit() else "memory shared with the host"  # [N/A]
-        shown = devices.card() if names[0].startswith("MIG-") else f"{name}, {size}"
+        shown = devices.card() if names[0].startswith(devices.SLICE) else f"{name}, {size}"
         message = f"{shown}, compute capability {capability}"
         yield compute_capability(message, float(capability), config)
     yield Finding("GPUs", True, f"{len(names)} for this process, so as many stages can run at once: {', '.join(names)}")

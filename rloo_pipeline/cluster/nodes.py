@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 PATIENCE = 300.0
 """Seconds for which ranks wait for each other: a node may read the image for the first time."""
+BOUND = {"SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPU_BIND"}
+"""Variables of a job that was submitted with such options: srun would show each rank its own GPU only, and ranks choose
+theirs by their number on the node.
+"""
 KILLED = re.compile(
     rb"srun: error: ([^\s:]+): tasks? ([\d,-]+): "
     rb"(Killed|Out Of Memory|Segmentation fault|Bus error|Exited with exit code 1(?:35|37|39))"
@@ -104,7 +108,8 @@ def prepare(layout: RankLayout, output: Path, arguments: Sequence[str], options:
     files = {RENDEZVOUS: str(rendezvous.absolute()), FAILED: str(failed.absolute())}
     # without ALL, srun withholds these files from the ranks of a job that sbatch started with --export=NONE
     every = dict.fromkeys(("SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV"), "ALL")
-    environment = {**os.environ, **files, "SUBMITIT_EXECUTOR": "slurm", **every}
+    inherited = {name: value for name, value in os.environ.items() if name not in BOUND}
+    environment = {**inherited, **files, "SUBMITIT_EXECUTOR": "slurm", **every}
     return RankStep(["srun", *sizes, *program(), *arguments], environment, rendezvous, failed)
 
 

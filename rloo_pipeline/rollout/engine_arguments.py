@@ -398,6 +398,8 @@ def gpu_arguments(
         )
     return {
         "max_num_seqs": card.sequences,
+        # for a MIG slice, vLLM would take the number for the whole GPU
+        "max_num_batched_tokens": min(card.tokens, card.sequences * longest),
         "kv_cache_memory_bytes": budget.cache,
         "gpu_memory_utilization": min(1.0, budget.total / card.memory),
     }

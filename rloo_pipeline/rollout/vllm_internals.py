@@ -68,6 +68,8 @@ def import_vllm() -> ModuleType:
         with hidden_packages(*UNUSED):
             replace_ranks()
             import_module("vllm.tracing")
+        if devices.SLICE in os.environ.get("CUDA_VISIBLE_DEVICES", ""):
+            count_slices_as_gpus()
         return vllm
 
 
@@ -90,6 +92,23 @@ def replace_ranks() -> None:
     """
     sampler: Any = import_module("vllm.v1.sample.sampler")
     sampler.batched_count_greater_than = lambda logps, _: logps.new_zeros(logps.shape[0]).long()
+
+
+def count_slices_as_gpus() -> None:
+    """Makes vLLM take a MIG slice for the GPU that it is a part of.
+
+    NVML counts the slices of each GPU, and vLLM takes the number of a slice for that of a GPU, which a job often cannot
+    see (vllm#41776). vLLM inspects a model in another process, without this replacement, so here it does in this one.
+    """
+    platform = type(import_module("vllm.platforms").current_platform)
+    of_gpu = platform.device_control_id_to_physical_device_id
+
+    def index(name: str) -> int:
+        return devices.gpu_of_slice(name) if name.startswith(devices.SLICE) else int(of_gpu(name))
+
+    platform.device_control_id_to_physical_device_id = staticmethod(index)
+    registry: Any = import_module("vllm.model_executor.models.registry")
+    registry._run_in_subprocess = lambda inspect: inspect()
 
 
 def register(architecture: str) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -16,6 +17,10 @@ from rloo_pipeline.runtime.command_output import output_of
 
 if TYPE_CHECKING:
     import torch
+
+
+SLICE = "MIG-"
+"""First letters of the UUID of a MIG slice."""
 
 
 def has_gpu() -> bool:
@@ -41,18 +46,25 @@ def visible_gpus() -> list[str]:
     if (names := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         # CUDA ignores everything after a name that it does not know
         return [*takewhile(lambda name: name not in ("", "-1", "NoDevFiles"), map(str.strip, names.split(",")))]
-    return _gpus_in(nvidia_smi("-L")) if has_gpu() else []
+    listed = _gpus_in(nvidia_smi("-L")) if has_gpu() else {}
+    return [name for gpu, slices in listed.items() for name in slices or [gpu]]
 
 
-def _gpus_in(lines: list[str]) -> list[str]:
-    """The GPUs in the output of `nvidia-smi -L`, which lists the MIG slices of a GPU after it."""
+@cache
+def gpu_of_slice(name: str) -> int:
+    """The index of the GPU that a MIG slice is a part of; 0 if the driver does not list the slice."""
+    return next((int(gpu) for gpu, slices in _gpus_in(nvidia_smi("-L")).items() if name in slices), 0)
+
+
+def _gpus_in(lines: list[str]) -> dict[str, list[str]]:
+    """The GPUs in the output of `nvidia-smi -L` by index, with the UUIDs of their MIG slices, which follow each."""
     names: dict[str, list[str]] = {}
     for line in lines:
         if gpu := re.match(r"GPU (\d+):", line):
             names[gpu[1]] = []
         elif names and (slice_ := re.search(r"UUID: (MIG-[^)\s]+)", line)):
             names[[*names][-1]].append(slice_[1])
-    return [name for gpu, slices in names.items() for name in slices or [gpu]]
+    return names
 
 
 def device_type() -> str:
@@ -193,7 +205,7 @@ def gpu_facts(facts: str) -> list[str]:
 def _visible_only() -> list[str]:
     """The option of nvidia-smi that names the GPUs in CUDA_VISIBLE_DEVICES; empty without the variable."""
     names = visible_gpus() if "CUDA_VISIBLE_DEVICES" in os.environ else []
-    whole = [name for name in names if not name.startswith("MIG-")]
+    whole = [name for name in names if not name.startswith(SLICE)]
     return ["-i", ",".join(whole)] if whole else []
 
 
@@ -203,7 +215,7 @@ def card() -> str:
         models = re.findall(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
         return str(next(iter(models), os.uname().machine))
     first = next(iter(visible_gpus()), "")
-    profiles = [line.split()[1] for line in nvidia_smi("-L") if first.startswith("MIG-") and first in line]
+    profiles = [line.split()[1] for line in nvidia_smi("-L") if first.startswith(SLICE) and first in line]
     return " ".join([*sorted(set(gpu_facts("name"))), *profiles])
 
 

@@ -92,8 +92,8 @@ def start(
     preloads = {client.ROLES[stage]: config.deepspeed.threads for stage in stages & {"reference", "teacher", "update"}}
     preloads = {role: threads for role, threads in preloads.items() if gpu_shares.ranks_of(role, config) == 1}
     preloads |= {"sampler": config.vllm.threads}
-    if any(name.startswith("MIG-") for name in devices.visible_gpus()):  # an import would start CUDA before a stage has
-        preloads = {}  # chosen its slice
+    if any(name.startswith(devices.SLICE) for name in devices.visible_gpus()):
+        preloads = {}  # an import would start CUDA before a stage has chosen its slice
     folder = folder or Path(tempfile.mkdtemp(prefix="rloo-workers-"))
     logs.mkdir(parents=True, exist_ok=True)
     processes: dict[Path, subprocess.Popen[bytes]] = {}

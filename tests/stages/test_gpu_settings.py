@@ -103,6 +103,7 @@ def test_the_sampler_starts_vllm_with_its_share_of_the_gpu(tiny_model) -> None:
         "async_scheduling": False,
         "scheduler_cls": "rloo_pipeline.rollout.engine_process.scheduler",
         "max_num_seqs": 1024,
+        "max_num_batched_tokens": 16384,
         "kv_cache_memory_bytes": settings["kv_cache_memory_bytes"],
     }
     assert settings["kv_cache_memory_bytes"] % (1024 * 128 * 5 // 4) == 0

@@ -88,6 +88,9 @@ def test_a_machine_that_lacks_something_does_not_start_the_row(acceptance, tmp_p
     assert "the packages for GPUs are not installed" in acceptance.machine.missing("gpu"), "all would run on the CPU"
     monkeypatch.setattr(acceptance.machine, "_version", lambda _: "0.32.0")
     assert acceptance.machine.missing("gpu") is None
+    for names, here in ((["0"], False), (["MIG-a"], True)):
+        monkeypatch.setattr(acceptance.machine.devices, "visible_gpus", lambda names=names: names)
+        assert (acceptance.machine.missing("slice") is None) is here
     row = acceptance.Row("two", "", "rows_of_the_test:fails", 1, needs=("2 gpus",))
     assert acceptance.run(row, tmp_path / "two", False) == {
         "outcome": "not run",

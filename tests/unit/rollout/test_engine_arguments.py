@@ -102,6 +102,15 @@ def test_vllm_is_told_bytes_and_demands_what_it_will_use(tmp_path) -> None:
     assert settings["gpu_memory_utilization"] < 0.03
 
 
+def test_a_batch_is_as_large_as_the_slice_of_a_gpu_allows_and_not_the_whole(tmp_path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    name, policy = "NVIDIA H100 80GB HBM3 MIG 1g.10gb", Policy(tmp_path)
+    cards = [VisibleGpu(gib * 2**30, name) for gib in (9.5, 79)]
+    given = [gpu_arguments(policy, engine(0.9), card, 128)["max_num_batched_tokens"] for card in cards]
+    given.append(gpu_arguments(policy, engine(0.9), cards[0], 16)["max_num_batched_tokens"])
+    assert given == [8192, 16384, 256 * 16]
+
+
 def test_a_model_whose_sizes_are_unknown_is_measured_by_vllm(tmp_path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mine"}))
     assert "kv_cache_memory_bytes" not in gpu_arguments(Policy(tmp_path), engine(0.8), H200, 128)

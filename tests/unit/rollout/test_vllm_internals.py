@@ -83,3 +83,19 @@ def test_vllm_is_imported_without_scikit_learn(tmp_path) -> None:
     assert "vllm" in loaded
     assert "sklearn" not in loaded
     assert all(map(importlib.util.find_spec, ("sklearn", "scipy.signal", "opentelemetry.sdk"))), "there they are"
+
+
+def numbers_of_gpus() -> tuple[list[int], bool]:
+    """Indices for which vLLM takes the GPUs of a job with MIG slices; True if it inspects models in this process."""
+    from vllm.model_executor.models import registry
+    from vllm.platforms import current_platform
+
+    os.environ["CUDA_VISIBLE_DEVICES"] = "MIG-cccc"
+    vllm_internals.devices.gpu_of_slice = {"MIG-cccc": 1}.__getitem__
+    vllm_internals.import_vllm()
+    indices = [current_platform.device_control_id_to_physical_device_id(name) for name in ("MIG-cccc", "2")]
+    return indices, registry._run_in_subprocess(os.getpid) == os.getpid()
+
+
+def test_a_slice_is_the_gpu_that_holds_it() -> None:
+    assert forks.call(numbers_of_gpus) == ([1, 2], True)

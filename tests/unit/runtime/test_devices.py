@@ -37,6 +37,13 @@ def test_without_the_variable_gpus_and_slices_are_those_that_the_driver_shows(dr
     assert devices.visible_gpus() == names
 
 
+def test_a_slice_is_a_part_of_the_gpu_that_is_listed_before_it(driver) -> None:
+    driver("GPU 0: NVIDIA H100 (UUID: GPU-d)\n" + A100.replace("GPU 0", "GPU 1"))
+    devices.gpu_of_slice.cache_clear()
+    assert [devices.gpu_of_slice(name) for name in ("MIG-bbbb", "MIG-cccc", "MIG-dddd")] == [1, 1, 0]
+    devices.gpu_of_slice.cache_clear()
+
+
 @pytest.mark.parametrize(
     ("variable", "names"),
     [("3, 1", ["3", "1"]), ("GPU-a", ["GPU-a"]), ("", []), ("-1", []), ("0,-1,1", ["0"]), ("NoDevFiles", [])],

@@ -1,9 +1,11 @@
 """A number format that a machine does not train in is one sentence, before anything is loaded or sampled."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from helpers import MINI, mini
 
 from rloo_pipeline.artifacts.policy import Policy
@@ -39,6 +41,15 @@ def test_an_old_gpu_has_no_bfloat16_which_deepspeed_would_emulate(capabilities, 
     monkeypatch.setattr(formats.devices, "device_type", lambda: "cuda")
     monkeypatch.setattr(formats.devices, "gpu_facts", {"compute_cap": capabilities}.__getitem__)
     assert formats.trains_in("bfloat16") == right
+
+
+@pytest.mark.parametrize(("capabilities", "right"), [(["7.0"], False), (["7.5"], True), (["12.0"], True), ([], True)])
+def test_a_gpu_for_which_torch_has_no_kernels_is_refused_in_every_format(capabilities, right, monkeypatch) -> None:
+    monkeypatch.setattr(formats.devices, "device_type", lambda: "cuda")
+    monkeypatch.setattr(formats.devices, "gpu_facts", {"compute_cap": capabilities}.__getitem__)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "sm_90a", "sm_100", "compute_120"])
+    with nullcontext() if right else pytest.raises(UserError, match=r"capability 7.0, .* needs 7.5; use a newer GPU"):
+        formats.check_dtype("float32")
 
 
 def test_a_gpu_that_is_not_used_takes_no_format_away(monkeypatch) -> None:
