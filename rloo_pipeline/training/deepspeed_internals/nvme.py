@@ -219,16 +219,12 @@ class Handle:
 
 
 def _read(content: memoryview, path: Path) -> None:
-    with path.open("rb", buffering=0) as file:
-        done = 0
-        while count := file.readinto(content[done:]):
-            done += count
+    with path.open("rb") as file:
+        done = file.readinto(content)
     if done != len(content):
         raise UserError(f"{path}: only {done:,} of {len(content):,} bytes can be read; run again, on another disk")
 
 
 def _write(content: memoryview, path: Path) -> None:
-    with translate_write_errors(path.parent), path.open("wb", buffering=0) as file:
-        done = 0
-        while done < len(content):
-            done += file.write(content[done:])
+    with translate_write_errors(path.parent):
+        path.write_bytes(content)
