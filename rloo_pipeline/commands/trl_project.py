@@ -10,7 +10,7 @@ from rloo_pipeline.commands import trl_tables as tables
 from rloo_pipeline.commands.project_data import ProjectData, place_in
 from rloo_pipeline.commands.trl_model import TrlModel
 from rloo_pipeline.commands.trl_options import Translation, shown
-from rloo_pipeline.commands.trl_script import TrlScript
+from rloo_pipeline.commands.trl_script import TrlScript, read
 from rloo_pipeline.commands.trl_syntax import name_of
 from rloo_pipeline.commands.trl_values import UnknownValueError
 from rloo_pipeline.config import JSON, Config, nest
@@ -36,6 +36,8 @@ class TrlProject(TrlModel):
         super().__init__(TrlScript(command), folder)
         self.files: dict[str, str] = {}
         """Python files with code copied from the script: name → text."""
+        self.beside: set[Path] = set()
+        """Files beside the script that the configuration names functions of."""
         if old := self.script.arguments.keys() & tables.BEFORE_TRL_022:
             problem = f"the trainer's {' and '.join(sorted(old))} belongs to TRL before 0.22; write it for TRL 1, with "
             raise UserError(self.script.at(self.script.trainer, f"{problem}model, reward_funcs and args"))
@@ -93,13 +95,19 @@ class TrlProject(TrlModel):
         names = {node.value for node in ast.walk(self.script.tree) if isinstance(node, ast.Constant)}
         for column in names & {"image", "images"}:
             self._row("column", str(column), "", "if prompts have images, set dataset.image_column")
-        for argument in sorted(trl_copies.texts(self.files.get("rewards.py", "")) & {*OF_TRAINER}):
-            self._row("argument", argument, "", "rewards.py reads it, but only TRL's trainer passes it")
+        own = (Path(folder, *module.split(".")) for module, folder in self.script.modules.items())
+        files = {path for path in (*self.beside, *(path.with_suffix(".py") for path in own)) if path.is_file()}
+        texts = {"rewards.py": self.files.get("rewards.py", "")} | {str(path): read(path)[0] for path in sorted(files)}
+        for file, text in texts.items():
+            for argument in sorted(trl_copies.texts(text) & {*OF_TRAINER}):
+                self._row("argument", argument, "", f"{file} reads it, but only TRL's trainer passes it")
         for file, text in self.files.items():
             for undefined in sorted(trl_copies.undefined(text)):
                 self._row("name", undefined, "", f"the script does not define it; define it in {file}")
             for missing in sorted(trl_copies.missing_files(text)):
                 self._row("file", missing, "", f"is not here; if it is not on the Hub, write its path into {file}")
+        for loop in self.script.loops():
+            self._row(f"line {loop.lineno}", ast.unparse(loop).partition("\n")[0], "", "the run trains once")
         for statement in self.script.left():
             self._row(f"line {statement.lineno}", " ".join(ast.unparse(statement).split()), "")
 
@@ -282,8 +290,10 @@ class TrlProject(TrlModel):
         if not beside.is_file() and any(self.script.own_modules(statement)):  # in a package, which has its own imports
             copied[node.id] = None
             return {"function": f"{file}:{node.id}"}
-        module = place_in(self.folder, beside) if beside.is_file() else statement.module
-        return {"function": f"{module}:{name}"}
+        if beside.is_file():
+            self.beside.add(beside.resolve())
+            return {"function": f"{place_in(self.folder, beside)}:{name}"}
+        return {"function": f"{statement.module}:{name}"}
 
     def _elements(self, node: ast.expr, argument: str) -> list[ast.expr]:
         """The elements of a list. Any other expression counts as one element, as it is written in the call."""

@@ -62,7 +62,7 @@ class TrlScript(ScriptValues):
         else:
             (name, *words), self.launch = trl_cli.without_launcher([name, *words])
             path, options = Path(name), trl_cli.option_values(words)
-            self.text, tree = _read(path)
+            self.text, tree = read(path)
         self.trainer = _trainer(path, tree)
         makers = [function for function in all_nodes(tree, ast.FunctionDef) if self.trainer in ast.walk(function)]
         """The functions in which the trainer is made, outermost first."""
@@ -171,6 +171,11 @@ class TrlScript(ScriptValues):
         names = [part for part in given if isinstance(part, ast.Name)]
         return call if any(self.is_same(name, args) for name in names for args in self.configs) else None
 
+    def loops(self) -> list[ast.For | ast.While]:
+        """Loops that may train several times."""
+        loops = (node for node in ast.walk(self.tree) if isinstance(node, ast.For | ast.While))
+        return [loop for loop in loops if any(part in self.calls for part in ast.walk(loop))]
+
     def left(self) -> Iterator[ast.stmt]:
         """Statements that the project does not take over, except imports and statements about the trainer."""
         about = {name for name, known in self.bindings.items() if any(self._is_training(one.value) for one in known)}
@@ -219,7 +224,7 @@ class TrlScript(ScriptValues):
         return is_made or self.is_parsed(value)
 
 
-def _read(path: Path) -> tuple[str, ast.Module]:
+def read(path: Path) -> tuple[str, ast.Module]:
     """The text and the syntax tree of a script.
 
     Raises:

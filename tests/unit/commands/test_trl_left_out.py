@@ -85,6 +85,23 @@ def test_a_trainer_that_is_not_trls_is_listed(line, module) -> None:
     assert left_out("", script) == f"class: RLOOTrainer is that of {module}; the run does what TRL's does"
 
 
+@pytest.mark.parametrize("loop", ["for beta in (0.0, 0.1):", "while unfinished():"])
+def test_a_loop_around_the_trainer_is_listed(loop) -> None:
+    script = SMALL.replace("RLOOTrainer(", f"{loop}\n    RLOOTrainer(").replace(
+        "    load_dataset", "        load_dataset"
+    )
+    assert left_out("", script) == f"line 15: {loop} the run trains once"
+
+
+@pytest.mark.parametrize("file", ["own.py", "package/own.py"])
+def test_what_only_trls_trainer_passes_to_functions_of_other_files_is_listed(file) -> None:
+    Path(file).parent.mkdir(exist_ok=True)
+    Path(file).write_text("def late(completions, **kwargs): return [kwargs.get('trainer_state')] * len(completions)\n")
+    module = file.removesuffix(".py").replace("/", ".")
+    told = f"argument: trainer_state {Path(file).resolve()} reads it, but only TRL's trainer passes it"
+    assert told in left_out(f"from {module} import late", SMALL.replace(" length,", " late,"))
+
+
 def test_an_adapters_dropout_that_the_script_does_not_show_is_listed() -> None:
     adapter = SMALL.replace('split="test")', 'split="test"), peft_config=LoraConfig(lora_dropout=hidden())')
     config, output = project(adapter)
