@@ -61,14 +61,15 @@ def refuse_copy(call: SnakemakeCall) -> None:
     Raises:
         UserError: a file of a finished run is newer than files that were made from it.
     """
-    folders = map(call.run_folder, call.runs.by_folder)
+    folders = {call.run_folder(run): [run, *call.runs.homes.get(run, {}).values()] for run in call.runs.configs}
     finished = [folder for folder in folders if is_summary_current(folder) and not _is_summary_recorded(call, folder)]
     if not finished or _touches(call):
         return
     reasons = [call.workflow.dag.reason(job) for job in call.workflow.dag.needrun_jobs()]
     newer = [min(newer_inputs(reason), default="") for reason in reasons if not reason.forced]
     for folder in finished:
-        if again := [file for file in newer if Path(file).is_relative_to(folder)]:
+        own = [call.run_folder(each) for each in folders[folder]]  # the run's files, and those that it shares
+        if again := [file for file in newer if any(map(Path(file).is_relative_to, own))]:
             raise UserError(
                 f"{folder} is finished, but {again[0]} is newer than what was made from it, so "
                 f"{counted(len(again), 'job')} and all that follows would run again; `rloo adopt` with the same "

@@ -6,10 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from helpers import mini
 
 from rloo_pipeline.artifacts import assets, files, manifest, tables
 from rloo_pipeline.config import Config
+from rloo_pipeline.config.run_set import runs_of
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.snakemake_ext import adoption, run_sources
 
@@ -105,3 +107,33 @@ def test_a_run_that_is_not_there_is_not_adopted(tmp_path) -> None:
     )
     with pytest.raises(UserError, match=r"results/mini: no run to adopt; copy its folder there first"):
         adoption.check(call)
+
+
+def test_a_copied_experiment_whose_shared_files_are_newer_is_not_made_again(tmp_path) -> None:
+    """As by `cp -r` without .snakemake: its policies are older than the rollouts that they were trained on."""
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(mini()))
+    runs = runs_of(
+        {"experiment": "study", "base": "base.yaml", "arms": {"a": {}, "b": {"rounds": 3}}, "seeds": [0]},
+        tmp_path / "study.yaml",
+        "",
+    )
+    files.write_json(tmp_path / "study" / "a" / "0" / "summary.json", {})
+    home = runs.homes["study/a/0"]["rollout"]
+    reason = SimpleNamespace(forced=False, updated_input={f"{tmp_path}/{home}/rounds/00001"}, updated_input_run=())
+    record = SimpleNamespace(endtime=0.0)
+    call: Any = SimpleNamespace(
+        workflow=SimpleNamespace(
+            executor_plugin=SimpleNamespace(name="local"),
+            dag=SimpleNamespace(reason=lambda job: reason, needrun_jobs=lambda: ["update"]),
+            persistence=SimpleNamespace(_read_record=lambda file: record),
+        ),
+        runs=runs,
+        run_folder=lambda run: tmp_path / run,
+    )
+    with pytest.raises(UserError, match=r"study/a/0 is finished, but \S+/shared/rollout-\S+ is newer"):
+        adoption.refuse_copy(call)
+    reason.updated_input = {f"{tmp_path}/study/b/0/rounds/00001"}
+    adoption.refuse_copy(call)
+    record.endtime = (tmp_path / "study" / "a" / "0" / "summary.json").stat().st_mtime
+    reason.updated_input = {f"{tmp_path}/{home}/rounds/00001"}
+    adoption.refuse_copy(call)
