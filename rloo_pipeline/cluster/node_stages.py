@@ -51,7 +51,7 @@ class Router:
     async def serve(self, listener: socket.socket) -> None:
         """Serves stage processes, which connect to `listener`."""
         listening = [asyncio.ensure_future(self._listen(node)) for node in self._nodes]
-        async with await asyncio.start_unix_server(self._answer, sock=listener, limit=LIMIT) as server:
+        async with await asyncio.start_server(self._answer, sock=listener, limit=LIMIT) as server:
             await asyncio.gather(server.serve_forever(), *listening)
 
     async def _listen(self, node: _Node) -> None:

@@ -19,9 +19,10 @@ exec(compile({!r}, "main.py", "exec"), globals())
 """
 """Keeps what a program prints and its errors in order."""
 HARNESS = re.compile(
-    r"(Traceback \(most recent call last\):\n)(?:  File \"(?:<string>|rloo_pipeline[\w.]*|program\.py)\", .*\n)+"
+    r"(Traceback \(most recent call last\):\n)"
+    r"(?:  File \"(?:<string>|rloo_pipeline[\w.]*|program\.py)\", .*\n(?:    .*\n)*)+"
 )
-"""Frames of a traceback that are not the program's own."""
+"""Frames of a traceback that are not the program's own; from Python 3.13 on, some have their source lines."""
 OUTPUT_BYTES = 1 << 16
 """Maximum number of bytes that a program may print."""
 MOST_BITS = 4096
