@@ -9,6 +9,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -152,27 +153,41 @@ def refuse_too_long(options: Mapping[str, Any]) -> None:
     """Refuses a job that sbatch would take but SLURM never start, since its partition does not allow so much time.
 
     Args:
-        options: options of sbatch by name. A job with a QOS, which may lift the limit, is not checked.
+        options: options of sbatch by name. A job is not checked if it names a QOS, which may lift the limit, or the
+            least time that it needs, or another cluster.
 
     Raises:
         UserError: all of the partitions that it names, or the default one, allow less time.
     """
-    if {"qos", "clusters"} & options.keys():
-        return
     time, partition = str(options["time"]), options.get("partition")
+    if {"qos", "clusters", "time-min"} & options.keys() or partition is True:
+        return
     try:
         by_name = partitions("\n".join(run("scontrol", "show", "partition", "-o")), "")
-        minutes = minutes_of(time if re.search("[:-]", time) else f"{time}:00")
+        minutes = _minutes_of_job(time)
     except (UserError, ValueError):
         return  # sbatch says what is wrong
-    names = partition.split(",") if partition else [name for name, one in by_name.items() if one.is_default]
-    longest = max((by_name[name].minutes for name in names if name in by_name), default=float("inf"))
+    names = partition.split(",") if partition else _default(by_name)
+    limits = [by_name[name].minutes if name in by_name else float("inf") for name in names]  # scontrol hides some
+    longest = max(limits, default=float("inf"))
     if minutes > longest:
         raise UserError(
             f"--time {time}: partition {' or '.join(names)} allows {longest:.0f} minutes, so sbatch would take the job "
             "and SLURM never start it; ask for less, since the job requeues itself until the run is finished, or name "
-            "another partition with --sbatch partition=NAME"
+            "another partition with --sbatch partition=NAME, or the QOS that lifts the limit with --sbatch qos=NAME"
         )
+
+
+def _minutes_of_job(time: str) -> float:
+    """Converts the value of sbatch's `--time`, where a number alone is minutes, and 0 or -1 stands for no limit."""
+    if time.upper() in ("UNLIMITED", "INFINITE", "-1"):
+        return float("inf")
+    return minutes_of(time if re.search("[:-]", time) else f"{time}:00") or float("inf")
+
+
+def _default(by_name: Mapping[str, Partition]) -> list[str]:
+    """Name of the default partition; empty if the cluster has none."""
+    return [name for name, partition in by_name.items() if partition.is_default]
 
 
 def minutes_of(time: str) -> float:
@@ -201,7 +216,9 @@ def requests(settings: Mapping[str, Any], rules: Path, config: Config) -> dict[s
             )
         else:
             for_rule = _resources(per_rule.get(rule))
-        resources = default | own | for_rule
+        of_rewards = max((reward.gpus for reward in config.rewards), default=0) if rule == "score_alone" else 0
+        by_function = {"gres": f"gpu:{of_rewards}"} if of_rewards else {}  # in the rule
+        resources = default | own | by_function | for_rule
         minutes = min(_amount("runtime", resources.get("runtime")), longest)
         memory = min(_amount("mem", resources.get("mem_mb")), limits.get("mem_mb", float("inf")))
         grows = "attempt" in str(for_rule.get("runtime", "growing(attempt)"))
@@ -209,8 +226,6 @@ def requests(settings: Mapping[str, Any], rules: Path, config: Config) -> dict[s
         resources = {
             name: sbatch_options.evaluated(name, value) for name, value in resources.items() if value is not None
         }
-        if rule == "score_alone" and (of_rewards := max((reward.gpus for reward in config.rewards), default=0)):
-            resources.setdefault("gres", f"gpu:{of_rewards}")  # set by a function of the rule
         partition, gres = resources.get("slurm_partition"), resources.get("gres")
         gpus = None if row is None else _engine_gpus(row, config)
         nodes = config.deepspeed.nodes if gpus and gpus[0] == "deepspeed.processes" else 1
@@ -349,20 +364,20 @@ def _later_attempts(by_name: Mapping[str, Partition], request: ResourceRequest) 
 
 
 def _any_maker(by_name: Mapping[str, Partition], request: ResourceRequest) -> str:
-    """A warning about GPUs of AMD that a request without a type may get beside others; empty if it gets none."""
-    gpus = GPUS.fullmatch(request.gres or "")
-    if gpus is None or gpus[1] or any(option.startswith(("-C", "--constraint")) for option in request.options):
+    """A warning about GPUs of AMD that a request without a type may get; empty if it gets none."""
+    gpus, deciding = GPUS.fullmatch(request.gres or ""), ("-C", "--constraint", "--clusters")
+    if gpus is None or gpus[1] or any(option.startswith(deciding) for option in request.options):
         return ""
-    named = [by_name[name].gres for name in str(request.partition).split(",") if name in by_name]
-    models = dict.fromkeys(model for model, _ in GPUS.findall(" ".join(named)))
-    amd, other = (
-        next(filter(AMD.fullmatch, models), ""),
-        next((one for one in models if one and not AMD.fullmatch(one)), ""),
-    )
-    if not (amd and other):
+    names = request.partition.split(",") if request.partition else _default(by_name)
+    models = [model for name in names if name in by_name for model, _ in GPUS.findall(by_name[name].gres)]
+    amd = next(filter(AMD.fullmatch, models), "")
+    if not amd:
         return ""
+    others = (model for model in models if re.fullmatch(r"[\w.]+", model) and not AMD.fullmatch(model))
+    by_type = "".join(f"`gres: gpu:{model}:{gpus[2] or 1}` or " for model in islice(others, 1))
     return (
-        f"; it may get AMD GPUs ({amd}), which are not supported: write gpu:{other}:{gpus[2] or 1}, or set `constraint`"
+        f"; it may get AMD GPUs ({amd}), which are not supported: write {by_type}`constraint: NAME` for these rules "
+        "under set-resources in the profile"
     )
 
 

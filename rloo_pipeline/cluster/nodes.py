@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 PATIENCE = 300.0
 """Seconds for which ranks wait for each other: a node may read the image for the first time."""
-BOUND = {"SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPU_BIND"}
+BOUND = {"SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPU_BIND", "SLURM_TRES_BIND", "SLURM_NTASKS_PER_GPU"}
 """Variables of a job that was submitted with such options: srun would show each rank its own GPU only, and ranks choose
-theirs by their number on the node.
+theirs by their number on the node. The last one contradicts `--ntasks-per-node`.
 """
 KILLED = re.compile(
     rb"srun: error: ([^\s:]+): tasks? ([\d,-]+): "

@@ -285,21 +285,32 @@ def test_a_partition_with_gpus_of_several_makers_is_refused_for_those_of_amd_alo
         ("gpu", (), True),
         ("gpu:a100:1", (), False),
         ("gpu:1", ("-C a100",), False),
+        ("gpu:1", ("--clusters", "other"), False),
         (None, (), False),
     ],
 )
-def test_a_request_without_a_type_that_may_get_gpus_of_amd_is_a_note(gres, options, warned) -> None:
-    request = ResourceRequest("gpu", 60, 8000, gres, options=options)
+@pytest.mark.parametrize("partition", ["gpu", None])
+def test_a_request_without_a_type_that_may_get_gpus_of_amd_is_a_note(partition, gres, options, warned) -> None:
+    request = ResourceRequest(partition, 60, 8000, gres, options=options)
     mixed = "gpu|515000|gpu:a100:4(S:0-1)\ngpu|515000|gpu:mi250:8(S:0-3)\n"
+    shown = SHOWN.replace("=gpu ", "=gpu Default=YES ")
     for nodes, note in ((mixed, warned), (NODES, False)):
-        (finding,) = slurm_checks.compare_requests(slurm_checks.partitions(SHOWN, nodes), {"update": request})
+        (finding,) = slurm_checks.compare_requests(slurm_checks.partitions(shown, nodes), {"update": request})
         assert finding.ok
         assert finding.note == note
         number = (gres or "").removeprefix("gpu").removeprefix(":") or "1"
         expected = (
-            f"; it may get AMD GPUs (mi250), which are not supported: write gpu:a100:{number}, or set `constraint`"
+            "; it may get AMD GPUs (mi250), which are not supported: write "
+            f"`gres: gpu:a100:{number}` or `constraint: NAME` for these rules under set-resources in the profile"
         )
         assert finding.message.endswith(expected) == note
+
+
+@pytest.mark.parametrize("nvidia", ["gpu:4", "gpu:nvidia_a100-sxm4-80gb:4"])
+def test_a_type_that_cannot_be_requested_is_not_advised_against_gpus_of_amd(nvidia) -> None:
+    by_name = slurm_checks.partitions(SHOWN, f"gpu|515000|{nvidia}\ngpu|515000|gpu:mi250:8(S:0-3)\n")
+    (finding,) = slurm_checks.compare_requests(by_name, {"update": ResourceRequest("gpu", 60, 8000, "gpu:1")})
+    assert "(mi250), which are not supported: write `constraint: NAME` for these rules" in finding.message
 
 
 def test_the_gpus_that_the_rule_itself_requests_for_a_reward_are_compared_with_its_partition() -> None:
@@ -308,6 +319,9 @@ def test_the_gpus_that_the_rule_itself_requests_for_a_reward_are_compared_with_i
         settings = slurm_checks.read_profile(ROOT / "profiles" / "slurm")
         config = Config(**mini(rewards=rewards))
         assert slurm_checks.requests(settings, ROOT / "workflow" / "rules", config)["score_alone"].gres == gres
+        settings["default-resources"]["gres"] = "gpu:h100:8"
+        of_rule = slurm_checks.requests(settings, ROOT / "workflow" / "rules", config)["score_alone"]
+        assert of_rule.gres == (gres or "gpu:h100:8"), "Snakemake's defaults are for what the rule does not set"
         settings["set-resources"]["score_alone"]["gres"] = "gpu:a100:1"
         of_profile = slurm_checks.requests(settings, ROOT / "workflow" / "rules", config)["score_alone"]
         assert of_profile.gres == "gpu:a100:1"

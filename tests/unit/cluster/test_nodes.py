@@ -80,11 +80,15 @@ def test_ranks_have_the_variables_of_their_stage_in_a_job_that_was_submitted_wit
 def test_ranks_see_all_gpus_of_their_node_in_a_job_that_was_submitted_with_some_for_each_task(
     tmp_path, monkeypatch
 ) -> None:
-    for name in ("SLURM_JOB_ID", "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPU_BIND"):
+    """SLURM 23.11 and later pass a binding on as SLURM_TRES_BIND. srun ends if it finds SLURM_NTASKS_PER_GPU beside the
+    number of ranks per node.
+    """
+    per_task = {"SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_NTASKS_PER_GPU"}
+    for name in per_task | {"SLURM_JOB_ID", "SLURM_GPU_BIND", "SLURM_TRES_BIND"}:
         monkeypatch.setenv(name, "1")
     step = nodes.prepare(nodes.RankLayout(2, 8, 1), tmp_path / "policy", ["update"])
     step.remove_files()
-    assert {name for name in step.environment if name.startswith("SLURM_GPU") or "TRES" in name} == set()
+    assert step.environment.keys() & (per_task | {"SLURM_GPU_BIND", "SLURM_TRES_BIND"}) == set()
     assert step.environment["SLURM_JOB_ID"] == "1"
 
 

@@ -1,5 +1,6 @@
 """`rloo submit`, `status` and `cancel` without SLURM; tests/cluster/test_submit.py has them with it."""
 
+import importlib
 import shlex
 import shutil
 import subprocess
@@ -97,13 +98,23 @@ END
         ("61", ["partition=short,long"], ""),
         ("2-00:00:01", ["partition=short,long"], "short or long allows 2880"),
         ("61", ["partition=another"], ""),
+        ("61", ["partition=short,another"], ""),
+        ("61", ["partition"], ""),
+        ("61", ["time-min=30"], ""),
+        ("UNLIMITED", [], "short allows 60"),
+        ("infinite", ["partition=long"], "long allows 2880"),
+        ("-1", [], "short allows 60"),
+        ("0", [], "short allows 60"),
+        ("0:30", [], ""),
         ("60", ["time=2-0", "partition=short"], "short allows 60"),
         ("61", ["qos=overtime"], ""),
         ("later", [], ""),
     ],
 )
 def test_a_job_that_would_wait_for_ever_is_refused(project, monkeypatch, capsys, time, others, refused) -> None:
-    """sbatch takes it, unless the site sets EnforcePartLimits."""
+    """sbatch takes it, unless the site sets EnforcePartLimits. scontrol does not show partitions that are hidden."""
+    for name in submission.DEFAULTS:
+        monkeypatch.delenv(f"SBATCH_{name.upper()}", raising=False)
     executable(project, "scontrol", LIMITED)
     executable(project, "sbatch", "echo 'asked' >&2; exit 1")
     executable(project, "srun", "exit 0")
@@ -145,6 +156,7 @@ def test_slurms_commands_do_not_see_what_the_users_shell_sets_for_them(tmp_path,
     """SQUEUE_STATES would hide a job, and scancel would wait for an answer; some jobs are only seen with
     SQUEUE_ALL or SQUEUE_FEDERATION.
     """
+    importlib.import_module("snakemake_executor_plugin_slurm")  # calls scontrol itself when it is imported
     profile = tmp_path / "profile.v9+.yaml"
     profile.write_text("executor: rloo-slurm\n")
     kept = ("SQUEUE_ALL", "SQUEUE_FEDERATION")
