@@ -122,6 +122,11 @@ def attention(
     return torch.cat(outputs)
 
 
+def reads_of(library: Path) -> Path:
+    """The file with the number of times that the last commands have read memory of the GPU."""
+    return library.with_suffix(".reads")
+
+
 def run(commands: list[list[str]]) -> int:
     """Runs commands in a fork of this process, which keeps their engines off the GPU in between. Returns its status."""
     if child := os.fork():
@@ -144,6 +149,8 @@ def run(commands: list[list[str]]) -> int:
         traceback.print_exc()
         code = 1
     finally:
+        library = Path(sys.argv[1])
+        reads_of(library).write_text(str(ctypes.CDLL(str(library)).host_reads()))
         sys.stderr.flush()
         os._exit(code)
 

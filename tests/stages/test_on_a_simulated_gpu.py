@@ -73,18 +73,21 @@ def library(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def on_gpu(library, tmp_path_factory) -> Iterator[Callable[..., None]]:
-    """Runs commands of `rloo` on the simulated GPU, several in a process that keeps their engines."""
+def on_gpu(library, tmp_path_factory) -> Iterator[Callable[..., int]]:
+    """Runs commands of `rloo` on the simulated GPU, several in a process that keeps their engines. Returns how often
+    they have read its memory.
+    """
     log = tmp_path_factory.mktemp("gpu") / "log"
     environment = os.environ | forks.ENVIRONMENT | {"DS_ACCELERATOR": "cuda"}
     words = [sys.executable, device.__file__, str(library)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
     with log.open("w") as errors, subprocess.Popen(words, stderr=errors, **pipes) as process:
 
-        def run(*commands: tuple[object, ...]) -> None:
+        def run(*commands: tuple[object, ...]) -> int:
             words = [[str(word) for word in command] for command in commands]
             print(json.dumps(words), file=process.stdin, flush=True)
             assert process.stdout.readline() == "0\n", log.read_text()
+            return int(device.reads_of(library).read_text())
 
         yield run
         process.stdin.close()
@@ -116,6 +119,17 @@ def test_two_updates_on_a_gpu_are_those_on_cpus(on_gpu, model, tmp_path, case) -
     assert states[0].keys() == states[1].keys()
     differ = {name for name in states[0] if states[0][name] != states[1][name]}
     assert all(name.endswith((".safetensors", ".pt")) for name in differ), differ
+
+
+@pytest.mark.parametrize("zero_stage", [0, 2, 3])
+def test_more_micro_batches_read_no_more_memory_of_the_gpu(on_gpu, model, tmp_path, zero_stage) -> None:
+    """The host waits for a GPU whose memory it reads. ZeRO 3 also reads some to compare the ranks' first two passes."""
+    reads = []
+    for tokens in (1, 60):  # many micro-batches, and some
+        section = {"zero_stage": zero_stage, "max_tokens_per_micro_batch": tokens}
+        each = Round(tmp_path / str(tokens), model, deepspeed=section)
+        reads.append(on_gpu(each.write(1).update_arguments(1)))
+    assert reads[0] == reads[1] > 0
 
 
 def test_engines_that_leave_a_gpu_and_return_are_those_that_stayed(on_gpu, model, tmp_path) -> None:
