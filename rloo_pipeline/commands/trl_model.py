@@ -9,7 +9,7 @@ from rloo_pipeline.commands import trl_tables as tables
 from rloo_pipeline.commands.project_data import place_in
 from rloo_pipeline.commands.trl_options import ArgumentRow, shown
 from rloo_pipeline.commands.trl_script import TrlScript
-from rloo_pipeline.commands.trl_syntax import UNSHOWN, name_of
+from rloo_pipeline.commands.trl_syntax import UNSHOWN, name_of, without_none
 from rloo_pipeline.commands.trl_values import UnknownValueError
 from rloo_pipeline.config.section import JSON
 from rloo_pipeline.errors import UserError
@@ -27,7 +27,9 @@ class TrlModel:
         self.script, self.folder = script, folder
         self.rows: list[ArgumentRow] = []
         self.name_in_script: Any = None
-        """The model's name, if the script shows it."""
+        """The model's name in the script, or that of the project if the script does not show it."""
+        self.loading: dict[str, str] = {}
+        """Arguments of the call that loads the model."""
 
     def _row(self, option: str, value: str, here: str, note: str = "") -> None:
         self.rows.append(ArgumentRow(option, shown(value), here, note))
@@ -62,7 +64,9 @@ class TrlModel:
             self._row("model", ast.unparse(target), "", f"{note}; update.lora makes a new one")
             target = None
         elif isinstance(target, ast.Call) and name_of(target.func) == "from_pretrained":
-            target, given = _loaded(target, {**given, **self.script.keywords(target)})
+            keywords = self.script.keywords(target)
+            self.loading = {name: ast.unparse(value) for name, value in keywords.items()}
+            target, given = _loaded(target, {**given, **keywords})
         name = self.name_in_script = self._value(target)
         option = self.script.options.get("model_name_or_path")
         if (named or option) and not isinstance(name, str) and target is not None:
@@ -70,6 +74,7 @@ class TrlModel:
             self._row("model", ast.unparse(target), "", f"the project has only its name, from {source}")
             name = option
         name = named or name
+        self.name_in_script = self.name_in_script or name
         if not isinstance(name, str):
             shown_as = ast.unparse(node) if node is not None else "no argument"
             problem = f"the script does not show the model ({shown_as}); name it with --model"
@@ -88,10 +93,19 @@ class TrlModel:
 
     def _tokenizer(self, node: ast.expr) -> None:
         """Adds a row for the tokenizer. Only that of the model, as it is loaded, has a counterpart."""
-        made, name, here = self.script.resolved(node), UNSHOWN, ""
+        made, name, here = self.script.argument("processing_class"), UNSHOWN, ""
+        if made is None:
+            return
+        made = self.script.resolved(without_none(made) or made)  # TRL loads the model's in place of None
         if isinstance(made, ast.Call) and name_of(made.func) == "from_pretrained":
-            name = self._value(_loaded(made, self.script.keywords(made))[0])
-            here = "model.name_or_path" if name in (None, self.name_in_script) or not self.name_in_script else ""
+            loaded, given = _loaded(made, self.script.keywords(made))
+            name = self._value(loaded)
+            is_models = name is None or Path(str(name)).resolve() == Path(str(self.name_in_script)).resolve()
+            here = "model.name_or_path" if is_models else ""
+            texts = {option: ast.unparse(value) for option, value in given.items()}
+            for option, text in sorted(texts.items() - self.loading.items()):  # Unsloth loads both in one call
+                if option not in tables.LOADING_TOKENIZER and text != "None":
+                    self._row(f"processing_class.{option}", text, "", "the tokenizer is that of the model")
         shown_as = name if isinstance(name, str) and not here else ast.unparse(node)
         note = "the tokenizer is that of the model" + ("" if here else ", with its chat template")
         self._row("processing_class", shown_as, here, note)

@@ -1,7 +1,9 @@
 """init --from-trl: turns a TRL training script into a project, with a table that shows what each argument became."""
 
 import ast
+import tokenize
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,8 @@ from rloo_pipeline.commands import trl_tables as tables
 from rloo_pipeline.commands.project_data import ProjectData, place_in
 from rloo_pipeline.commands.trl_model import TrlModel
 from rloo_pipeline.commands.trl_options import Translation, shown
-from rloo_pipeline.commands.trl_script import TrlScript, read
-from rloo_pipeline.commands.trl_syntax import name_of
+from rloo_pipeline.commands.trl_script import TrlScript
+from rloo_pipeline.commands.trl_syntax import name_of, without_none
 from rloo_pipeline.commands.trl_values import UnknownValueError
 from rloo_pipeline.config import JSON, Config, nest
 from rloo_pipeline.config.error_messages import checked
@@ -95,11 +97,8 @@ class TrlProject(TrlModel):
         names = {node.value for node in ast.walk(self.script.tree) if isinstance(node, ast.Constant)}
         for column in names & {"image", "images"}:
             self._row("column", str(column), "", "if prompts have images, set dataset.image_column")
-        own = (Path(folder, *module.split(".")) for module, folder in self.script.modules.items())
-        files = {path for path in (*self.beside, *(path.with_suffix(".py") for path in own)) if path.is_file()}
-        texts = {"rewards.py": self.files.get("rewards.py", "")} | {str(path): read(path)[0] for path in sorted(files)}
-        for file, text in texts.items():
-            for argument in sorted(trl_copies.texts(text) & {*OF_TRAINER}):
+        for file, texts in self._texts().items():
+            for argument in sorted(texts & {*OF_TRAINER}):
                 self._row("argument", argument, "", f"{file} reads it, but only TRL's trainer passes it")
         for file, text in self.files.items():
             for undefined in sorted(trl_copies.undefined(text)):
@@ -110,6 +109,18 @@ class TrlProject(TrlModel):
             self._row(f"line {loop.lineno}", ast.unparse(loop).partition("\n")[0], "", "the run trains once")
         for statement in self.script.left():
             self._row(f"line {statement.lineno}", " ".join(ast.unparse(statement).split()), "")
+
+    def _texts(self) -> dict[str, set[str]]:
+        """The parameters and strings in rewards.py and in the script's own modules, without those that Python cannot
+        read, by file.
+        """
+        own = [Path(folder, *module.split(".")) for module, folder in self.script.modules.items()]
+        files = {*self.beside, *(path.with_suffix(".py") for path in own), *(path / "__init__.py" for path in own)}
+        found = {"rewards.py": trl_copies.texts(self.files.get("rewards.py", ""))}
+        for path in sorted(files):
+            with suppress(OSError, SyntaxError, ValueError), tokenize.open(path) as file:  # in the file's encoding
+                found[str(path)] = trl_copies.texts(file.read())
+        return found
 
     def _known(self, options: Mapping[str, Any]) -> tuple[JSON, dict[str, ast.expr]]:
         """Splits options into those with known values, and those whose values the script does not show."""
@@ -150,10 +161,8 @@ class TrlProject(TrlModel):
         shown_eval = self.script.argument("eval_dataset")
         if shown_eval is None:
             held_out = None
-        elif isinstance(shown_eval, ast.IfExp):
-            branches = shown_eval.body, shown_eval.orelse
-            shown = [branch for branch in branches if ast.unparse(branch) != "None"]
-            held_out = shown[0] if len(shown) == 1 else held_out  # a project has held-out rows even if TRL skips them
+        elif isinstance(shown_eval, ast.IfExp):  # a project has held-out rows even if TRL skips them
+            held_out = without_none(shown_eval) or held_out
         if isinstance(shown_eval, ast.Dict):
             raise UserError(
                 self.script.at(shown_eval, "eval_dataset: a project has one held-out set; name one of these")

@@ -27,6 +27,8 @@ OF_TOKENIZER = (
     "add_new_tokens",
 )
 """Functions that change the vocabulary or the chat template of a tokenizer."""
+OF_VOCABULARY = re.compile(r"chat_template|(bos|cls|eos|mask|sep|unk)_token(_id)?|(additional_|extra_)?special_tokens")
+"""Attributes that change the vocabulary or the chat template of a tokenizer."""
 OTHER_CELLS = (
     *("%%!", "%%bash", "%%cmd", "%%file", "%%html", "%%javascript", "%%js", "%%latex", "%%markdown", "%%perl"),
     *("%%ruby", "%%script", "%%sh", "%%svg", "%%sx", "%%system", "%%writefile"),
@@ -174,12 +176,19 @@ class TrlScript(ScriptValues):
     def loops(self) -> list[ast.For | ast.While]:
         """Loops that may train several times."""
         loops = (node for node in ast.walk(self.tree) if isinstance(node, ast.For | ast.While))
-        return [loop for loop in loops if any(part in self.calls for part in ast.walk(loop))]
+        return [loop for loop in loops if any(part in self.calls or self._trains(part) for part in ast.walk(loop))]
+
+    def _trains(self, node: ast.AST) -> bool:
+        """True for `trainer.train()`, and for `self.trainer.train()`, even if that may be another trainer."""
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "train":
+            return False
+        trainer = node.func.value
+        return self.resolved(trainer, take=False) is self.trainer or name_of(trainer).lower().endswith("trainer")
 
     def left(self) -> Iterator[ast.stmt]:
         """Statements that the project does not take over, except imports and statements about the trainer."""
         about = {name for name, known in self.bindings.items() if any(self._is_training(one.value) for one in known)}
-        changed = {name for one in ("model", "processing_class") for name in _names(self.arguments.get(one))} - about
+        changed = {name for one in ("model", "processing_class") for name in self._objects(one)} - about
         for statement in (*self.statements, *self.inner):
             names = _names(statement)
             kinds = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -192,16 +201,36 @@ class TrlScript(ScriptValues):
             if not (is_taken or statement.lineno in self.afterwards or (trains and not self._sets(statement))):
                 yield statement
 
+    def _objects(self, argument: str) -> set[str]:
+        """The variables in a trainer argument, without constants, and the functions and classes that make it."""
+        node = self.arguments.get(argument, UNSHOWN)
+        called = [call.func for call in all_nodes(node, ast.Call)]
+        makers = [one for one in called if isinstance(one, ast.Name) or name_of(one) == "from_pretrained"]
+        others = {name for maker in makers for name in _names(maker)}
+        names = [name for name in all_nodes(node, ast.Name) if name.id not in others]
+        return {name.id for name in names if not isinstance(self.resolved(name, take=False), ast.Constant)}
+
     def _changes_tokenizer(self, statement: ast.stmt) -> bool:
         """True if a statement changes the tokenizer of the trainer. Such a line that makes data is copied, but does not
         change the tokenizer of the run.
         """
         return "processing_class" in self.arguments and any(
-            part.attr == "chat_template" and isinstance(part.ctx, ast.Store)
-            if isinstance(part, ast.Attribute)
-            else isinstance(part, ast.Call) and name_of(part.func) in OF_TOKENIZER
+            (
+                isinstance(part.ctx, ast.Store) and bool(OF_VOCABULARY.fullmatch(part.attr))
+                if isinstance(part, ast.Attribute)
+                else isinstance(part, ast.Call) and name_of(part.func) in OF_TOKENIZER
+            )
+            and not self._is_of_another(part)
             for part in ast.walk(statement)
         )
+
+    def _is_of_another(self, node: ast.AST) -> bool:
+        """True if a node names a tokenizer that the script loads beside that of the trainer."""
+        own = self.arguments["processing_class"]
+        names = [] if _names(own) & _names(node) else all_nodes(node, ast.Name)
+        found = [self.resolved(one, take=False) for one in (own, *names)]
+        loads = [isinstance(one, ast.Call) and name_of(one.func) == "from_pretrained" for one in found]
+        return loads[0] and any(loads[1:]) and found[0] not in found[1:]
 
     def _makes_another(self, statement: ast.stmt) -> bool:
         """True if a statement makes another trainer, such as one that fine-tunes the model first."""

@@ -75,6 +75,13 @@ def element(node: ast.expr, place: int) -> ast.expr | None:
     return elements[place] if place < len(elements) else None
 
 
+def without_none(node: ast.expr) -> ast.expr | None:
+    """The value of `value if condition else None`; None for any other expression."""
+    branches = (node.body, node.orelse) if isinstance(node, ast.IfExp) else ()
+    shown = [branch for branch in branches if ast.unparse(branch) != "None"]
+    return shown[0] if len(shown) == 1 else None
+
+
 def _has_star(node: ast.Tuple | ast.List) -> bool:
     return any(isinstance(part, ast.Starred) for part in node.elts)
 

@@ -44,6 +44,11 @@ LOADING = {
     *("local_files_only", "offload_folder", "fast_inference", "max_lora_rank", "gpu_memory_utilization"),
 }
 """Arguments for loading a model that change only speed."""
+LOADING_TOKENIZER = {
+    *(*LOADING, "use_fast", "trust_remote_code", "use_auth_token", "model_max_length", "max_length", "max_seq_length"),
+    *("pad_token", "padding_side", "padding", "truncation_side", "truncation", "clean_up_tokenization_spaces"),
+}
+"""Arguments for loading a tokenizer that change nothing here."""
 LORA_SILENT = {"task_type", "inference_mode", "use_gradient_checkpointing", "random_state"}
 """Arguments of LoraConfig, and of Unsloth's get_peft_model, that change only speed or a seed."""
 OF_LORA = {

@@ -509,7 +509,8 @@ end'''  # the rule
     copy.write_text("MARK = '!'\n" + copy.read_text())
     monkeypatch.chdir("project")
     length = load_function("rewards.py:length")
-    assert (length(["abc"]), length.__doc__) == ([len("\n  short!\nend")], "One\n    line.")
+    assert length(["abc"]) == [len("\n  short!\nend")]
+    assert "'''One\n    line.'''" in Path("rewards.py").read_text()  # Python 3.13 dedents `__doc__`
 
 
 def test_a_model_that_another_module_loads_is_the_one_of_the_options() -> None:
