@@ -385,8 +385,13 @@ def gpu_arguments(
         UserError: the cache cannot hold a sequence.
     """
     dims, utilization, parallel = policy.dimensions, engine.gpu_memory_utilization, engine.tensor_parallel_size
+    batch = {
+        "max_num_seqs": card.sequences,
+        # for a MIG slice, vLLM would take the number for the whole GPU
+        "max_num_batched_tokens": min(card.tokens, card.sequences * longest),
+    }
     if dims is None:
-        return {"max_num_seqs": card.sequences, "gpu_memory_utilization": utilization}
+        return batch | {"gpu_memory_utilization": utilization}
     budget = gpu_budget(dims, engine, card, longest, policy.is_recurrent, kept)
     if budget.cache < (needed := dims.cached(engine.dtype) * longest / parallel):
         raise UserError(
@@ -396,10 +401,7 @@ def gpu_arguments(
             f"{needed / GB:.2f} GB; raise it, split the model (vllm.tensor_parallel_size), or lower "
             "rollout.max_completion_length"
         )
-    return {
-        "max_num_seqs": card.sequences,
-        # for a MIG slice, vLLM would take the number for the whole GPU
-        "max_num_batched_tokens": min(card.tokens, card.sequences * longest),
+    return batch | {
         "kv_cache_memory_bytes": budget.cache,
         "gpu_memory_utilization": min(1.0, budget.total / card.memory),
     }

@@ -54,6 +54,7 @@ def load_sampler(
     key = (settings, count, config.seed)
     sampler: Sampler | ParallelSampler | None = engine_cache.take("sampler", key)
     if sampler is None:
+        formats.refuse_old_gpu()
         if settings.dtype == ("bfloat16" if devices.has_gpu() else "float16"):  # any GPU has float16, any CPU bfloat16
             formats.check_dtype(settings.dtype)
         if policy.is_adapter:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import WeakSet
 
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime.command_output import output_of
 
 if TYPE_CHECKING:
@@ -52,8 +53,15 @@ def visible_gpus() -> list[str]:
 
 @cache
 def gpu_of_slice(name: str) -> int:
-    """The index of the GPU that a MIG slice is a part of; 0 if the driver does not list the slice."""
-    return next((int(gpu) for gpu, slices in _gpus_in(nvidia_smi("-L")).items() if name in slices), 0)
+    """The index of the GPU that a MIG slice is a part of.
+
+    Raises:
+        UserError: nvidia-smi does not list the slice.
+    """
+    for gpu, slices in _gpus_in(nvidia_smi("-L")).items():
+        if name in slices:
+            return int(gpu)
+    raise UserError(f"CUDA_VISIBLE_DEVICES: `nvidia-smi -L` does not list {name}; set it to a slice that is listed")
 
 
 def _gpus_in(lines: list[str]) -> dict[str, list[str]]:

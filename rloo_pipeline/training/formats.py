@@ -1,6 +1,7 @@
 """Number formats that this machine can train and sample in."""
 
 import re
+from math import inf
 
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import UserError
@@ -18,14 +19,14 @@ def trains_in(dtype: Dtype) -> bool:
     if dtype == "float32":
         return True
     if dtype == "bfloat16" and devices.device_type() == "cuda":
-        return _compute_capability() >= OLDEST_BFLOAT16
+        return max(_compute_capabilities(), default=inf) >= OLDEST_BFLOAT16
     accelerator = deepspeed_config.accelerator()
     return bool(accelerator.is_fp16_supported() if dtype == "float16" else accelerator.is_bf16_supported())
 
 
-def _compute_capability() -> float:
-    """That of the GPUs of this process, of the newest one if they differ; high enough if the driver does not say it."""
-    return max(map(float, devices.gpu_facts("compute_cap")), default=OLDEST_BFLOAT16)
+def _compute_capabilities() -> list[float]:
+    """Those of the GPUs of this process; empty if the driver does not tell."""
+    return [float(capability) for capability in devices.gpu_facts("compute_cap")]
 
 
 def remedy(dtype: Dtype) -> str:
@@ -40,18 +41,20 @@ def check_dtype(dtype: Dtype) -> None:
     Raises:
         UserError: this machine lacks that format, or torch is not built for its GPU.
     """
-    _refuse_old_gpu()
+    refuse_old_gpu()
     if not trains_in(dtype):
         raise UserError(f"model.dtype: {dtype} cannot be trained on this machine; {remedy(dtype)}")
 
 
-def _refuse_old_gpu() -> None:
-    """Raises UserError if torch has no kernels for this GPU; torch itself would fail at the first one."""
+def refuse_old_gpu() -> None:
+    """Raises UserError if torch has no kernels for a GPU of this process; torch itself would fail at the first one."""
     import torch
 
     built = [int(number) / 10 for number in re.findall(r"sm_(\d+)", " ".join(torch.cuda.get_arch_list()))]
-    if built and devices.device_type() == "cuda" and (capability := _compute_capability()) < min(built):
+    if not built or devices.device_type() != "cuda":
+        return
+    if (capability := min(_compute_capabilities(), default=inf)) < min(built):
         raise UserError(
-            f"this machine's GPU has compute capability {capability}, and the installed torch {torch.__version__} "
+            f"a GPU of this machine has compute capability {capability}, and the installed torch {torch.__version__} "
             f"needs {min(built)}; use a newer GPU"
         )

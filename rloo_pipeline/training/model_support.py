@@ -25,6 +25,8 @@ DYNAMIC = {"dynamic", "longrope", "su"}
 """Kinds of rotary embedding whose angles depend on the longest sequence in the batch."""
 ALWAYS_TIED = {"lfm2", "lfm2_moe"}
 """Model types whose LM head is the embedding in vLLM, whatever config.json says."""
+MINISTRAL_ROPE = {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 16384}
+"""The values of transformers for a Ministral 3 whose config.json has no rotary embedding."""
 LISTS = csv_rows("training/model_support.csv")
 """Names of models that config.json cannot tell from others."""
 ENCODERS = frozenset(row["name"] for row in LISTS if row["list"] == "encoders")
@@ -39,8 +41,10 @@ LM_HEAD = frozenset(row["name"] for row in LISTS if row["list"] == "lm_head")
 """Architectures of which vLLM serves adapters on the LM head."""
 WITHOUT_EMBEDDING = frozenset(row["name"] for row in LISTS if row["list"] == "without_embed_tokens")
 """Architectures of which vLLM serves no adapters on the embedding."""
-EMBEDDING = re.compile(r"embed|lm_head$|wte$|wpe$")
-"""Matches the beginnings of the names of embeddings and LM heads."""
+EMBEDDING = re.compile(r"embed|^(lm_head|wte|wpe|output|output_layer)$")
+"""Found in the names of embeddings and LM heads, without the names of the modules around them."""
+EMBEDDING_NAMES = {"ExaoneForCausalLM": "wte"}
+"""Names of embeddings that vLLM serves adapters on, by architecture; embed_tokens in the others."""
 ATTENTION_MODULES = {"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"}
 """Modules whose adapters vLLM serves in models with experts."""
 
@@ -161,11 +165,19 @@ def _difference_in_vllm(hf_config: Mapping[str, Any], longest: int) -> str | Non
         longest: tokens of the longest prompt with its completion.
     """
     text = text_config(hf_config)
-    kind, rope = text.get("model_type"), text.get("rope_parameters") or {}
-    if kind in ALWAYS_TIED and not text.get("tie_embedding", text.get("tie_word_embeddings", True)):
-        return f"tie_word_embeddings is false, but vLLM takes the embedding of {kind} as its LM head; tie them"
+    kind = text.get("model_type")
+    tied = "tie_embedding" if "tie_embedding" in text else "tie_word_embeddings"
+    if kind in ALWAYS_TIED and not text.get(tied, True):
+        return (
+            f"{tied} is false, but vLLM takes the embedding of {kind} as its LM head; copy the embedding over the LM "
+            f"head in the weights and set {tied}: true"
+        )
+    if kind != "ministral3":
+        return None
+    rope = text.get("rope_scaling") or text.get("rope_parameters")
+    rope = MINISTRAL_ROPE if rope is None else rope
     first = rope.get("original_max_position_embeddings")
-    if kind == "ministral3" and first and rope.get("llama_4_scaling_beta") and longest > first:
+    if first and rope.get("llama_4_scaling_beta") and longest > first:
         return (
             f"llama_4_scaling_beta scales attention from {first} tokens on, but not in vLLM, and a prompt and its "
             f"completion may have {longest} tokens; lower dataset.max_prompt_length or the max_completion_length of "
@@ -225,7 +237,8 @@ def check_dtype_on_gpu(dtype: Dtype) -> None:
 
 def _serves_embedding(kind: str, name: str) -> bool:
     """True if vLLM serves an adapter on this embedding or LM head of an architecture."""
-    return kind in LM_HEAD if name == "lm_head" else name == "embed_tokens" and kind not in WITHOUT_EMBEDDING
+    embedding = EMBEDDING_NAMES.get(kind, "embed_tokens")
+    return kind in LM_HEAD if name == "lm_head" else name == embedding and kind not in WITHOUT_EMBEDDING
 
 
 def _lora_problem(hf_config: Mapping[str, Any], lora: Lora) -> str | None:
@@ -237,11 +250,16 @@ def _lora_problem(hf_config: Mapping[str, Any], lora: Lora) -> str | None:
     if lora.is_pattern:  # `policy_model.check_layers` finds the names
         return None
     targets = renamed | {"all-linear"} if lora.target_modules == "all-linear" else set(lora.target_modules)
-    unserved = renamed | {name for name in targets if EMBEDDING.match(name) and not _serves_embedding(kind, name)}
-    if named := ", ".join(sorted(targets & unserved)):
+    unserved = [
+        name
+        for name in sorted(targets)
+        if (last := name.rpartition(".")[2]) in renamed
+        or (EMBEDDING.search(last) and not _serves_embedding(kind, last))
+    ]
+    if unserved:
         return (
-            f"vLLM does not serve an adapter on {named} of {kind}; name the modules in update.lora.target_modules "
-            f"without it, such as {EXAMPLE}"
+            f"vLLM does not serve an adapter on {', '.join(unserved)} of {kind}; name the modules in "
+            f"update.lora.target_modules without {'it' if len(unserved) == 1 else 'them'}, such as {EXAMPLE}"
         )
     experts, text = experts_key(hf_config), text_config(hf_config)
     if experts and (named := ", ".join(sorted(targets - ATTENTION_MODULES))):

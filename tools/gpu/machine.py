@@ -42,7 +42,7 @@ def missing(need: str) -> str | None:
         "2 gpus": (cards >= 2, f"needs two GPUs, and there {'is one' if cards == 1 else 'are none'}"),
         "slice": (
             cards > 0 and any(name.startswith(devices.SLICE) for name in devices.visible_gpus()),
-            "needs a MIG slice in CUDA_VISIBLE_DEVICES",
+            "needs a MIG slice",
         ),
         "flash3": (
             find_spec("flash_attn_interface") is not None and "9.0" in devices.gpu_facts("compute_cap"),

@@ -539,7 +539,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         ),
         Case("the model has no experts; set rollout.router_replay: false", config=REPLAY, checks=MODEL),
         Case(
-            "vLLM takes the embedding of lfm2 as its LM head; tie them, or use another model",
+            "vLLM takes the embedding of lfm2 as its LM head; copy the embedding over the LM head",
             model=edited("config.json", model_type="lfm2", tie_word_embeddings=False),
             checks=MODEL,
         ),

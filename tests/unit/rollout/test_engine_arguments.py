@@ -113,7 +113,9 @@ def test_a_batch_is_as_large_as_the_slice_of_a_gpu_allows_and_not_the_whole(tmp_
 
 def test_a_model_whose_sizes_are_unknown_is_measured_by_vllm(tmp_path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mine"}))
-    assert "kv_cache_memory_bytes" not in gpu_arguments(Policy(tmp_path), engine(0.8), H200, 128)
+    of_slice = VisibleGpu(9.5 * GIB, "NVIDIA H100 80GB HBM3 MIG 1g.10gb")
+    given = gpu_arguments(Policy(tmp_path), engine(0.8), of_slice, 128)
+    assert given == {"max_num_seqs": 256, "max_num_batched_tokens": 8192, "gpu_memory_utilization": 0.8}
 
 
 def test_a_cache_that_holds_no_sequence_is_refused_with_the_keys(tmp_path, monkeypatch) -> None:

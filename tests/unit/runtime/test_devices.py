@@ -5,6 +5,7 @@ import os
 import pytest
 from helpers import executable
 
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices
 
 A100 = (
@@ -40,7 +41,17 @@ def test_without_the_variable_gpus_and_slices_are_those_that_the_driver_shows(dr
 def test_a_slice_is_a_part_of_the_gpu_that_is_listed_before_it(driver) -> None:
     driver("GPU 0: NVIDIA H100 (UUID: GPU-d)\n" + A100.replace("GPU 0", "GPU 1"))
     devices.gpu_of_slice.cache_clear()
-    assert [devices.gpu_of_slice(name) for name in ("MIG-bbbb", "MIG-cccc", "MIG-dddd")] == [1, 1, 0]
+    assert [devices.gpu_of_slice(name) for name in ("MIG-bbbb", "MIG-cccc")] == [1, 1]
+    devices.gpu_of_slice.cache_clear()
+
+
+def test_a_slice_that_the_driver_does_not_list_is_an_error_until_it_does(driver) -> None:
+    devices.gpu_of_slice.cache_clear()
+    driver("Failed to initialize NVML\n")
+    with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES: `nvidia-smi -L` does not list MIG-bbbb; set it to"):
+        devices.gpu_of_slice("MIG-bbbb")
+    driver("GPU 0: NVIDIA H100 (UUID: GPU-d)\n" + A100.replace("GPU 0", "GPU 1"))
+    assert devices.gpu_of_slice("MIG-bbbb") == 1
     devices.gpu_of_slice.cache_clear()
 
 

@@ -28,6 +28,15 @@ def unable(monkeypatch) -> None:
     monkeypatch.setattr(formats.devices, "device_type", lambda: "cpu")
 
 
+def sampler_in(dtype: str, monkeypatch) -> None:
+    """Loads a sampler; fails the test if an engine starts."""
+    monkeypatch.setattr(Policy, "digest", "")
+    monkeypatch.setattr(groups.plain_model, "check_tensors", lambda *_: None)
+    monkeypatch.setattr(groups, "Sampler", lambda *_: pytest.fail("started"))
+    config = Config(**mini(model={"dtype": dtype}))
+    groups.load_sampler(Policy(Path("policy")), config, SimpleNamespace(longest=10, about_images=None), 10)
+
+
 @pytest.mark.usefixtures("unable")
 @pytest.mark.parametrize(("dtype", "other"), [("float16", "bfloat16"), ("bfloat16", "float16")])
 def test_what_deepspeed_does_not_train_in_is_refused(dtype, other) -> None:
@@ -43,13 +52,37 @@ def test_an_old_gpu_has_no_bfloat16_which_deepspeed_would_emulate(capabilities, 
     assert formats.trains_in("bfloat16") == right
 
 
-@pytest.mark.parametrize(("capabilities", "right"), [(["7.0"], False), (["7.5"], True), (["12.0"], True), ([], True)])
+SUPPORTED = ["sm_75", "sm_80", "sm_90a", "sm_100", "compute_120"]
+"""An arch list of torch, as in its wheels."""
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "right"),
+    [(["7.0"], False), (["7.0", "8.0"], False), (["7.5"], True), (["12.0"], True), ([], True)],
+)
 def test_a_gpu_for_which_torch_has_no_kernels_is_refused_in_every_format(capabilities, right, monkeypatch) -> None:
     monkeypatch.setattr(formats.devices, "device_type", lambda: "cuda")
     monkeypatch.setattr(formats.devices, "gpu_facts", {"compute_cap": capabilities}.__getitem__)
-    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "sm_90a", "sm_100", "compute_120"])
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: SUPPORTED)
     with nullcontext() if right else pytest.raises(UserError, match=r"capability 7.0, .* needs 7.5; use a newer GPU"):
         formats.check_dtype("float32")
+
+
+def test_a_gpu_whose_driver_tells_nothing_is_not_refused(monkeypatch) -> None:
+    monkeypatch.setattr(formats.devices, "device_type", lambda: "cuda")
+    monkeypatch.setattr(formats.devices, "gpu_facts", lambda _: [])
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_90"])
+    formats.check_dtype("bfloat16")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_no_rollout_begins_on_a_gpu_for_which_torch_has_no_kernels(dtype, monkeypatch) -> None:
+    monkeypatch.setattr(formats.devices, "has_gpu", lambda: True)
+    monkeypatch.setattr(formats.devices, "device_type", lambda: "cuda")
+    monkeypatch.setattr(formats.devices, "gpu_facts", lambda _: ["7.0"])
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: SUPPORTED)
+    with pytest.raises(UserError, match=r"capability 7.0, .* needs 7.5; use a newer GPU"):
+        sampler_in(dtype, monkeypatch)
 
 
 def test_a_gpu_that_is_not_used_takes_no_format_away(monkeypatch) -> None:
@@ -62,15 +95,11 @@ def test_a_gpu_that_is_not_used_takes_no_format_away(monkeypatch) -> None:
 
 @pytest.mark.parametrize(("dtype", "has_gpu"), [("float16", False), ("bfloat16", True)])
 def test_no_engine_is_started_and_no_policy_loaded_for_it(dtype, has_gpu, unable, monkeypatch) -> None:
-    config = Config(**mini(model={"dtype": dtype}))
     monkeypatch.setattr(formats.devices, "has_gpu", lambda: has_gpu)
     monkeypatch.setattr(formats.devices, "device_type", lambda: "cuda" if has_gpu else "cpu")
     monkeypatch.setattr(formats.devices, "gpu_facts", lambda _: ["7.5"])
-    monkeypatch.setattr(Policy, "digest", "")
-    monkeypatch.setattr(groups.plain_model, "check_tensors", lambda *_: None)
-    monkeypatch.setattr(groups, "Sampler", lambda *_: pytest.fail("started"))
     with pytest.raises(UserError, match=f"{dtype} cannot be trained"):
-        groups.load_sampler(Policy(Path("policy")), config, SimpleNamespace(longest=10, about_images=None), 10)
+        sampler_in(dtype, monkeypatch)
     monkeypatch.setattr(engine.policy_model, "load_trainable", lambda *_: pytest.fail("loaded"))
     with pytest.raises(UserError, match=f"{dtype} cannot be trained"):
         engine.Engine(Policy(Path("policy")), SimpleNamespace(dtype=dtype), 0)

@@ -18,7 +18,7 @@ from rloo_pipeline.rollout import groups
 from rloo_pipeline.stages.probe import probe
 from rloo_pipeline.stages.stage_assets import stage_assets
 from rloo_pipeline.stages.warmstart import warmstart
-from rloo_pipeline.training.model_support import check_model, check_run, length_limit
+from rloo_pipeline.training.model_support import MINISTRAL_ROPE, check_model, check_run, length_limit
 
 LONG_ROTARY = {
     "phi3 with long rotary": {
@@ -79,7 +79,9 @@ def ministral(first: int) -> dict:
     [
         (ministral(79), "from 79 tokens on, .* may have 80 tokens"),
         (ministral(80), None),
-        ({"model_type": "lfm2", "tie_embedding": False}, "takes the embedding of lfm2 as its LM head"),
+        ({"model_type": "ministral3", "rope_scaling": ministral(79)["rope_parameters"]}, "from 79 tokens on"),
+        ({"model_type": "lfm2", "tie_embedding": False}, "tie_embedding is false, but .* lfm2 .* set tie_embedding: t"),
+        ({"model_type": "lfm2", "tie_word_embeddings": False}, "tie_word_embeddings is .* set tie_word_embeddings: tr"),
         ({"model_type": "lfm2"}, None),
     ],
 )
@@ -87,6 +89,16 @@ def test_what_vllm_computes_differently_is_an_error(tmp_path, config, message) -
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=message) if message else nullcontext():
         check_run(Config(**mini()), Policy(tmp_path))
+
+
+def test_a_ministral_without_a_rotary_embedding_has_that_of_transformers(tmp_path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "ministral3"}))
+    policy = Policy(tmp_path)
+    read = policy.transformers_config.rope_parameters
+    assert {key: read[key] for key in MINISTRAL_ROPE} == MINISTRAL_ROPE
+    dataset = {"max_prompt_length": read["original_max_position_embeddings"]}
+    with pytest.raises(UserError, match="from 16384 tokens on"):
+        check_run(Config(**mini(dataset=dataset)), policy)
 
 
 @pytest.mark.parametrize("why", REFUSED)
