@@ -38,6 +38,7 @@ DECIDED = "decided"
 """Footer key: what decided the table, as JSON: the stage, the one reward function that ran or null, and the stage's
 parameters."""
 UNKNOWN = object()
+"""The value of a key that a table or a configuration does not have."""
 REMEDY = "restore this run's own, or delete it and run again"
 
 
@@ -112,19 +113,27 @@ def other_key(config: Config, path: Path) -> str | None:
     made |= {f"weight of {name}": weight for name, weight in stated.items()}
     now |= {f"weight of {name}": weights.get(name) for name in stated}
     for key in made | now:
-        values = [_value(keys, key) for keys in (made, now)]
-        if UNKNOWN not in values and values[0] != values[1]:
-            key, *values = _innermost(key, *values)
-            return "made with {} {}, but this run has {}".format(
-                key, *(one_line(json.dumps(one), 60) for one in values)
-            )
+        (name, before), (other, after) = _value(made, key), _value(now, key)
+        if UNKNOWN not in (before, after) and before != after:
+            if name != other:
+                return _difference(name, before, after, f"{other} ")
+            return _difference(*_innermost(name, before, after))
     return None
 
 
-def _value(keys: Mapping[str, Any], key: str) -> Any:
-    """The value of a dotted key, or of a section around it that is null; UNKNOWN if a version has neither."""
+def _value(keys: Mapping[str, Any], key: str) -> tuple[str, Any]:
+    """A dotted key, or a section around it that is null, with its value; UNKNOWN if a version has neither."""
     names = [*accumulate(key.split("."), "{}.{}".format)]
-    return next((keys[name] for name in reversed(names) if name in keys), UNKNOWN)
+    return next(((name, keys[name]) for name in reversed(names) if name in keys), (key, UNKNOWN))
+
+
+def _difference(key: str, made: Any, now: Any, other: str = "") -> str:
+    """Two values of a key in words; `other` is the key of the second if it is not the same, and a space."""
+    first, second = ("" if value is UNKNOWN else one_line(json.dumps(value), 60) for value in (made, now))
+    if first == second:  # they differ only further on
+        return f"made with another value of {key}"
+    before = f"made with {key} {first}" if first else f"made without {key}"
+    return f"{before}, but this run {f'has {other}{second}' if second else 'does not set it'}"
 
 
 def _innermost(key: str, made: Any, now: Any) -> tuple[str, Any, Any]:
@@ -133,7 +142,7 @@ def _innermost(key: str, made: Any, now: Any) -> tuple[str, Any, Any]:
         index = next(index for index, pair in enumerate(zip(made, now, strict=True)) if pair[0] != pair[1])
         return _innermost(f"{key}[{index}]", made[index], now[index])
     if isinstance(made, dict) and isinstance(now, dict):
-        both = {name: (made.get(name, "not set"), now.get(name, "not set")) for name in made | now}
+        both = {name: (made.get(name, UNKNOWN), now.get(name, UNKNOWN)) for name in made | now}
         name = next(name for name, values in both.items() if values[0] != values[1])
         return _innermost(f"{key}.{name}", *both[name])
     return key, made, now

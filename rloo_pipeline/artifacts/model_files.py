@@ -84,7 +84,7 @@ def check(folder: Path) -> None:
             "safetensors"
         )
     for file in files:
-        _check_safetensors(file)
+        tensors_in(file)
 
 
 def missing_shards(folder: Path) -> list[Path]:
@@ -93,8 +93,14 @@ def missing_shards(folder: Path) -> list[Path]:
     return sorted({folder / name for name in named} - {*folder.glob("*.safetensors")})
 
 
-def _check_safetensors(file: Path) -> None:
-    """Checks the length of a file: 8 bytes of header length, a JSON header with the tensors' offsets, the tensors."""
+def tensors_in(file: Path) -> dict[str, Any]:
+    """The entries of the tensors in a safetensors file's header, such as `dtype` and `shape`, by name.
+
+    A file has 8 bytes with the length of its header, the header, which is JSON and has the offsets, and the tensors.
+
+    Raises:
+        UserError: the file does not have the length that its header declares.
+    """
     size = file.stat().st_size
     with file.open("rb") as handle:
         start = handle.read(8)
@@ -102,23 +108,18 @@ def _check_safetensors(file: Path) -> None:
         text = handle.read(min(length, size))
     if (start + text).startswith(b"version https://git-lfs"):
         raise UserError(f"{file}: only a pointer of Git LFS; `git lfs pull` in that folder fetches the file")
+    tensors: dict[str, Any] = {}
     try:
-        header: dict[str, Any] = json.loads(text)
-        end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
-    except (ValueError, KeyError, TypeError):
+        tensors = {name: entry for name, entry in json.loads(text).items() if name != "__metadata__"}
+        end = max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
+    except (ValueError, KeyError, TypeError, AttributeError):
         end = size
     if size != 8 + length + end:
         raise UserError(
             f"{file}: truncated or damaged ({size} bytes, its header declares {8 + length + end}); "
             f"{remedy(file.parent)}"
         )
-
-
-def tensors_in(file: Path) -> dict[str, Any]:
-    """The entries of the tensors in a safetensors file's header, such as `dtype` and `shape`, by name."""
-    with file.open("rb") as handle:
-        header = json.loads(handle.read(struct.unpack("<Q", handle.read(8))[0]))
-    return {name: entry for name, entry in header.items() if name != "__metadata__"}
+    return tensors
 
 
 def remedy(folder: Path) -> str:

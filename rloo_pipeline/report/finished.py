@@ -81,11 +81,10 @@ def read(folder: Path) -> FinishedRun:
             f"{folder / 'summary.json'}: {final['accuracy']:.1%} of the final policy's answers are right, but by the "
             f"folder's config.yaml {accuracy.mean():.1%}; {_finish(folder)}"
         )
-    try:
-        evaluated = (folder / "evaluation" / name / "completions.parquet" for name in ("warmstart", "final"))
-        lineage.require_configured(config, evaluated)
-    except UserError as error:
-        raise OutdatedEvaluationError(str(error)) from None
+    for name in ("warmstart", "final"):
+        file = folder / "evaluation" / name / "completions.parquet"
+        if other := lineage.other_key(config, file):
+            raise OutdatedEvaluationError(f"{file}: {other}; {_finish(folder)}")
     return FinishedRun(
         config,
         summary,

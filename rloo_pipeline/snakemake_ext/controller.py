@@ -142,7 +142,7 @@ class Controller(SnakemakeCall):
             record: the message.
 
         Raises:
-            WorkflowError: no job is left to run, although a file does not match the configuration.
+            WorkflowError: no job is left to run, although a file does not match the configuration or cannot be read.
         """
         message = str(record.msg)
         if message.startswith("Building DAG"):
@@ -159,11 +159,12 @@ class Controller(SnakemakeCall):
         if sentence := _unwritable(message):
             record.msg = f"Error: {sentence}"
         if message.startswith("Nothing to be done"):
-            kept = lost_metadata.kept(self) or lost_metadata.missing(self)
-            if kept and not self.workflow.dryrun:
-                raise WorkflowError(kept)
-            if said := kept or lost_metadata.missing_tables(self):
-                logger.warning(said)
+            with _refusals_of_snakemake():
+                kept = lost_metadata.kept(self) or lost_metadata.missing(self)
+                if kept and not self.workflow.dryrun:
+                    raise UserError(kept)
+                if said := kept or lost_metadata.missing_tables(self):
+                    logger.warning(said)
         return True
 
 
@@ -207,6 +208,16 @@ def _file_errors_explained() -> Iterator[None]:
         raise UserError(explain(error)) from None
 
 
+@contextmanager
+def _refusals_of_snakemake() -> Iterator[None]:
+    """Turns a UserError into the error that Snakemake shows as one sentence, and explains errors of files."""
+    try:
+        with _file_errors_explained():
+            yield
+    except UserError as error:
+        raise WorkflowError(str(error)) from None
+
+
 def _unwritable(message: str) -> str | None:
     """One sentence for Snakemake's message about a file that it cannot write; None for any other message."""
     if failed := NOT_WRITTEN.fullmatch(message):
@@ -225,8 +236,5 @@ def _start(controller: Controller) -> None:
     Raises:
         WorkflowError: the run cannot work as configured.
     """
-    try:
-        with _file_errors_explained():
-            controller.start()
-    except UserError as error:
-        raise WorkflowError(str(error)) from None
+    with _refusals_of_snakemake():
+        controller.start()

@@ -24,8 +24,9 @@ from rloo_pipeline.snakemake_ext.failures import stage_of, typed_command
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
 STAYS = (
-    ", and would stay, since .snakemake, which records how files were made, has no record of it; put .snakemake back, "
-    "give the run another name, delete the file, or make all files of the run again with --forceall"
+    "{0} was {1}, and would stay, since .snakemake, which records how files were made, has no record of it; put "
+    ".snakemake back, give the run another name, add --forcerun {0} to make it and all that follows again, or make all "
+    "files of the run again with --forceall"
 )
 
 
@@ -38,8 +39,7 @@ def refuse_kept(call: SnakemakeCall) -> None:
 def kept(call: SnakemakeCall) -> str | None:
     """The error message if a file would stay that does not match the configuration, the functions or a model."""
     outputs = call.outputs()
-    assets = (call.run_folder(run) / "assets" for run in call.runs.by_folder)
-    replaced = (run_sources.replaced(folder) for folder in assets if str(folder) not in outputs)
+    replaced = (run_sources.replaced(folder) for folder in call.assets() if str(folder) not in outputs)
     return (
         _made_with_other_keys(call)
         or call.functions.kept(call.workflow)
@@ -58,8 +58,8 @@ def _without_assets(call: SnakemakeCall) -> str | None:
         stays = any(Path(file).exists() for other in dag.depending[job] for file in other.output)
         if stays and (files := run_sources.local_files(call.runs.of(job.wildcards))):
             return (
-                f"{job.output[0]} is missing, which says whether the run began with this {files[0]}: put it back, or "
-                f"add --forcerun {job.output[0]} to begin again"
+                f"{job.output[0]} is missing. It records which files the run began with, so {files[0]} cannot be "
+                f"checked: put it back, or add --forcerun {job.output[0]} to begin again"
             )
     return None
 
@@ -86,12 +86,12 @@ def _made_with_other_keys(call: SnakemakeCall) -> str | None:
         for stage, outputs in files.items():
             old, new = _decides(earlier, stage), _decides(now, stage)
             if key := next((key for key in old | new if old.get(key) != new.get(key)), None):
-                return f"{outputs[0]} was made with another value of {key}{STAYS}"
+                return STAYS.format(outputs[0], f"made with another value of {key}")
             with suppress(ImportError):  # a controller without pyarrow
                 # a call that ended early has written its configuration, but not yet these tables
                 for file in outputs:
                     if other := lineage.other_key(now, Path(file)):
-                        return f"{file} was {other}{STAYS}"
+                        return STAYS.format(file, other)
     return None
 
 
@@ -127,8 +127,9 @@ def missing_tables(call: SnakemakeCall) -> str | None:
     trains = _trains(lost[0], makers)
     rounds = ", which trains rounds again, with all before them, since states between them are not kept"
     return (
-        f"{counted(len(lost), 'table')} of finished jobs, such as {lost[0]}, cannot be found; no result needs them, so "
-        f"they are not made again. If you want one{rounds if trains else ''}: {typed_command()} -- {lost[0]}"
+        f"{counted(len(lost), 'table')} of finished jobs, such as {lost[0]}, cannot be found; nothing left to do needs "
+        "them, so they are not made again before a job does, such as a new report. If you want one"
+        f"{rounds if trains else ''}: {typed_command()} -- {lost[0]}"
     )
 
 

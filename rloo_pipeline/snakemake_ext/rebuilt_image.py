@@ -1,4 +1,7 @@
-"""Notes that an image was rebuilt under its name since a run began. Snakemake sees the name and not what is in it."""
+"""Notes that an image file was replaced under its name since a run began. Snakemake sees only the name.
+
+Images that are not files (`docker://…`, sandbox folders) are known by their names only.
+"""
 
 from pathlib import Path
 
@@ -13,21 +16,25 @@ RECORD = Path("logs/image.json")
 
 
 def note(call: SnakemakeCall) -> None:
-    """Warns if jobs will use a different image of the same name than the first jobs of their run, and records the image
-    of a run that begins. With an image of another name, everything runs again.
+    """Warns if jobs will use a different image file of the same name than the one recorded for their run, and records
+    the image of a run that begins or has no record. With an image of another name, everything runs again.
     """
     if not call.in_image:
         return
     now = {"image": call.image, "identity": containers.identity(call.image)}
     outputs = call.outputs()
-    for run in call.runs.by_folder:
-        folder = call.run_folder(run)
-        begins = str(folder / "assets") in outputs or not (folder / RECORD).exists()
-        before = now if begins else read_json(folder / RECORD)
+    replaced = []
+    for assets in call.assets():
+        record = assets.parent / RECORD
+        begins = str(assets) in outputs or not record.exists()
+        before = now if begins else read_json(record)
         if begins or before["image"] != now["image"]:
-            write_json(folder / RECORD, now)
+            write_json(record, now)
         elif before["identity"] != now["identity"]:
-            logger.warning(
-                f"{call.image} was built again or replaced since {folder} began, and nothing runs again for it: put "
-                "the old image back, or give the run another name, unless the two are meant to be mixed"
-            )
+            replaced.append(record)
+    if replaced:
+        logger.warning(
+            f"{call.image} was built again or replaced since the first call that recorded it in {replaced[0]}, and "
+            "nothing runs again for it: put the old image back, or give the run another name, unless the two are meant "
+            "to be mixed"
+        )

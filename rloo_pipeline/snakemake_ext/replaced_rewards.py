@@ -28,16 +28,21 @@ def replaced(call: SnakemakeCall) -> str | None:
             with suppress(OSError, ValueError, KeyError, ImportError):  # a controller may lack packages
                 changed = _changed(folder)
                 older = [(time, file) for file in _kept(call, run) if (time := file.stat().st_mtime) < changed]
-                for _, file in sorted(older, reverse=True):
-                    facts, (_, version) = lineage.facts_of(file), reward_models.version_of(folder)
-                    recorded = (facts.get(key, "{}") for key in (lineage.REWARD_MODELS, lineage.REWARD_FILES))
-                    if any(json.loads(of).get(column, version) != version for of in recorded):
-                        return (
-                            f"{folder} was replaced after {file} was scored with it, and nothing would run again for "
-                            "it: put the old model back, or give the run another name"
-                        )
-                    break
+                named = ((file, _versions(file)) for _, file in sorted(older, reverse=True))
+                file, versions = next((one for one in named if column in one[1]), (None, {}))
+                if file and versions[column] != reward_models.version_of(folder)[1]:
+                    return (
+                        f"{folder} was replaced after {file} was scored with it, and nothing would run again for it: "
+                        "put the old model back, or give the run another name"
+                    )
     return None
+
+
+def _versions(file: Path) -> dict[str, str]:
+    """The reward models that scored a table, by column; empty for tables of earlier releases."""
+    facts = lineage.facts_of(file)
+    models, files = (json.loads(facts.get(key, "{}")) for key in (lineage.REWARD_MODELS, lineage.REWARD_FILES))
+    return {**models, **files}
 
 
 def _changed(folder: Path) -> float:

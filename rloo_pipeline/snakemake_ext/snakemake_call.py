@@ -77,6 +77,11 @@ class SnakemakeCall:
         """The folder of a run, given its path below results/."""
         return self.results / run
 
+    def assets(self) -> list[Path]:
+        """The folders that hold the runs' assets. Runs of an experiment share them, and have only links to them."""
+        homes = (self.runs.homes.get(run, {}).get("assets", run) for run in self.runs.by_folder)
+        return [self.run_folder(home) / "assets" for home in dict.fromkeys(homes)]
+
     def threads_beside(self, threads: int) -> int:
         """Threads of a stage that only observes: 0 if it runs on the same machine as the rounds, so that it never takes
         a core that a round waits for; otherwise `threads`.

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 import yaml
@@ -50,6 +51,24 @@ def test_what_arms_share_is_made_once(project) -> None:
     )
     assert (jobs["update"], jobs["update_last"], jobs["evaluate"], jobs["report"]) == (4, 4, 2 + 4, 4)
     assert not (project.folder / "results").exists()
+
+
+def test_replaced_weights_of_a_local_model_are_refused_until_the_shared_assets_are_made_again(
+    project, tiny_model, tmp_path
+) -> None:
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    source = {"name_or_path": str(model), "build": None, "build_options": {}}
+    write(project, mini(model=source), vary={"algorithm.preset": ["rloo", "grpo"]}, seeds=[0])
+    (home,) = {homes["assets"] for homes in read_runs(project.folder / "config/test.yaml").homes.values()}
+    folder = f"results/{home}/assets"
+    assert project.snakemake("--cores", "1", "--", folder).returncode == 0
+    (model / "model.safetensors").touch()
+    outcome = project.snakemake("--cores", "1", "--", folder)
+    assert outcome.returncode == 1
+    assert f"add --forcerun {folder} to begin again" in outcome.stdout + outcome.stderr
+    outcome = project.snakemake("--cores", "1", "--forcerun", folder, "--", folder)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert project.snakemake("--cores", "1", "--", folder).returncode == 0
 
 
 def test_arms_that_choose_other_prompts_share_the_pass_rates_of_policy_0(project) -> None:

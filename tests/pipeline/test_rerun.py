@@ -115,6 +115,9 @@ def test_a_changed_configuration_is_refused_where_snakemake_has_lost_its_records
     planned = project.snakemake("--dry-run", plain=False, **changed)
     assert planned.returncode == 0
     assert sentence in planned.stdout + planned.stderr
+    remedy = re.search(r"add (--forcerun) (\S+) to make it", " ".join((planned.stdout + planned.stderr).split()))
+    assert remedy is not None
+    assert project.planned(*remedy.groups(), **changed) >= updates() | FINAL
 
 
 def test_updates_that_must_run_are_found_although_a_check_before_them_runs_again(finished) -> None:

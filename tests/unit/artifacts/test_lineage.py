@@ -98,7 +98,10 @@ def test_a_section_that_one_of_both_leaves_out_is_another_value(tmp_path, revers
     made = write_table(tmp_path / "train.parquet", **lineage.decided(before, "update"))
     lineage.require_configured(before, [made])
     with pytest.raises(
-        UserError, match=r"train\.parquet: made with update\.lora\.\w+ (null, but this run has \S|\S+, )"
+        UserError,
+        match=r"made with update\.lora\.\w+ \S+, but this run has update\.lora null;"
+        if reverse
+        else r"made with update\.lora null, but this run has update\.lora\.\w+ \S+;",
     ):
         lineage.require_configured(now, [made])
 
@@ -127,8 +130,11 @@ def test_the_scores_of_one_function_depend_neither_on_its_weight_nor_on_other_fu
     ("before", "now", "expected"),
     [
         ({"minimum": 1, "of": ["a", "b"]}, {"minimum": 1, "of": ["a", "c"]}, r'of\[1\] "b", but this run has "c"'),
-        ({}, {"minimum": None}, r'minimum "not set", but this run has null'),
-        ({"minimum": 1}, {}, r'minimum 1, but this run has "not set"'),
+        ({"minimum": 1}, {}, "minimum 1, but this run does not set it"),
+        ({"minimum": "not set"}, {}, r'minimum "not set", but this run does not set it'),
+        ({"minimum": 60 * "a" + "b"}, {"minimum": 60 * "a" + "c"}, "minimum; restore"),
+        ({}, {"minimum": None}, "minimum, but this run has null"),
+        ({}, {"minimum": "not set"}, 'minimum, but this run has "not set"'),
     ],
 )
 def test_a_changed_option_of_a_reward_is_refused_by_its_name(tmp_path, config, before, now, expected) -> None:
@@ -140,7 +146,8 @@ def test_a_changed_option_of_a_reward_is_refused_by_its_name(tmp_path, config, b
     with tables.common_facts(**lineage.decided(made_by, "score")):
         made = write_table(tmp_path / "made.parquet", "scores")
     lineage.require_configured(made_by, [made])
-    with pytest.raises(UserError, match=rf"made with rewards\[{len(others)}\]\.options\.{expected}"):
+    begins = "made without" if not before else "made with another value of" if ";" in expected else "made with"
+    with pytest.raises(UserError, match=rf"{begins} rewards\[{len(others)}\]\.options\.{expected}"):
         lineage.require_configured(read_by, [made])
 
 

@@ -195,7 +195,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         Case("no weights", model=lambda folder: (folder / "model.safetensors").unlink(), checks=WEIGHTS),
         Case("only pickled weights (pytorch_model.bin)", model=pickled, checks=WEIGHTS),
     ),
-    "artifacts.model_files._check_safetensors": (
+    "artifacts.model_files.tensors_in": (
         Case("model.safetensors: truncated or damaged", model=cut, checks=WEIGHTS),
         Case("model.safetensors: only a pointer of Git LFS", model=pointer, checks=WEIGHTS),
     ),

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import plotly.graph_objects as go
@@ -386,9 +387,19 @@ def test_a_run_that_is_not_evaluated_again_with_new_options_of_a_reward_is_named
     content["rewards"][0]["options"] = {"lenient": True}
     (pair[1] / "config.yaml").write_text(yaml.safe_dump(content))
     with pytest.raises(
-        UserError, match=rf'{name}/completions\.parquet: made with rewards\[0\]\.options\.lenient "not set"'
+        UserError,
+        match=rf"{name}/completions\.parquet: made without rewards\[0\]\.options\.lenient, but this run has true; "
+        "finish the run with: snakemake",
     ):
         page_of(pair, tmp_path)
+
+
+def test_a_table_that_cannot_be_read_is_an_error_and_not_an_outdated_evaluation(pair, monkeypatch) -> None:
+    """An experiment would leave out the run as unfinished."""
+    monkeypatch.setattr(lineage, "other_key", Mock(side_effect=UserError("Stale file handle")))
+    with pytest.raises(UserError, match="Stale file handle") as error:
+        finished.read(pair[1])
+    assert not isinstance(error.value, finished.OutdatedEvaluationError)
 
 
 def test_one_run_and_a_run_named_twice_are_refused(folders, tmp_path) -> None:

@@ -411,6 +411,15 @@ def test_a_file_system_that_turns_read_only_is_one_sentence(starting) -> None:
     assert "\n" not in said.msg
 
 
+@pytest.mark.parametrize(
+    "error", [UserError("model.safetensors: truncated"), OSError(errno.EACCES, "", "model.safetensors")]
+)
+def test_a_file_that_cannot_be_read_when_nothing_is_left_to_do_is_one_sentence(starting, monkeypatch, error) -> None:
+    monkeypatch.setattr(lost_metadata, "kept", MagicMock(side_effect=error))
+    with pytest.raises(WorkflowError, match=r"^model\.safetensors: "):
+        starting.on_message(logging.makeLogRecord({"msg": "Nothing to be done (all requested files are present)."}))
+
+
 def test_what_snakemake_says_before_and_instead_of_a_dag(starting) -> None:
     """It asks to make incomplete files again without a profile, and never advises to unlock a living run."""
     starting.alone, starting.owner = False, "here process 1 is at work on it"

@@ -1,19 +1,21 @@
 """A file without Snakemake's record stays only if the configuration still describes it."""
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+import yaml
 from helpers import mini
 from snakemake.jobs import Reason
 from snakemake.settings.enums import RerunTrigger
 
-from rloo_pipeline.artifacts import lineage, tables
+from rloo_pipeline.artifacts import assets, lineage, tables
 from rloo_pipeline.config import Config
-from rloo_pipeline.config.run_set import RunSet
+from rloo_pipeline.config.run_set import RunSet, runs_of
 from rloo_pipeline.snakemake_ext import lost_metadata, run_folders
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
@@ -54,7 +56,8 @@ def test_a_round_of_another_configuration_is_refused_where_snakemake_has_no_reco
     said = kept(planned("prompts", "update"), algorithm={"beta": 0.5}, rounds=20)
     assert said is not None
     assert said.startswith("results/mini/update was made with another value of algorithm.beta")
-    assert "put .snakemake back, give the run another name, delete the file, or make all files of the run again" in said
+    assert "put .snakemake back, give the run another name, add --forcerun results/mini/update to make it" in said
+    assert "or make all files of the run again with --forceall" in said
     assert "rollout.lag" in (kept(planned("rollout"), rollout={"lag": 1}) or "")
 
 
@@ -69,6 +72,7 @@ def test_tables_that_a_call_with_another_configuration_did_not_reach_are_refused
         tables.write(table, [], tables.TRAIN, "train", **facts)
         said = kept(workflow)
         assert said is None if beta == 0.05 else "update.parquet was made with algorithm.beta 0.5, but this" in said
+        assert said is None if beta == 0.05 else f"add --forcerun {table} to make it and all that follows again" in said
     assert kept(planned("update", needrun=True)) is None
 
 
@@ -93,17 +97,44 @@ def test_a_run_of_local_files_whose_assets_are_missing_does_not_go_on(kept, tmp_
     Path("train.jsonl").touch()
     dataset = {"train": {"generator": None, "options": {}, "path": "train.jsonl"}}
     workflow = planned("stage-assets", "prompts", no_metadata=False)
-    assets, prompts = workflow.dag.jobs
+    staged, prompts = workflow.dag.jobs
     workflow.dag.depending = MagicMock(__getitem__=lambda _, job: [prompts])
     assert kept(workflow, dataset=dataset) is None, "nothing is made yet"
     Path(prompts.output[0]).mkdir(parents=True)
     said = kept(workflow, dataset=dataset)
     assert said is not None
-    assert "stage-assets is missing" in said
+    assert "stage-assets is missing. It records which files the run began with, so train.jsonl cannot be" in said
     assert "add --forcerun results/mini/stage-assets" in said
     assert kept(workflow) is None, "generators cannot change"
-    Path(assets.output[0]).mkdir()
+    Path(staged.output[0]).mkdir()
     assert kept(workflow, dataset=dataset) is None
+
+
+def test_a_replaced_model_of_an_experiment_is_told_with_the_folder_that_its_runs_share(tmp_path, monkeypatch) -> None:
+    """The assets of a run are a link to that folder, which no job makes."""
+    monkeypatch.chdir(tmp_path)
+    model = Path("model")
+    model.mkdir()
+    (model / "config.json").touch()
+    source = {"model": {"name_or_path": str(model), "build": None, "build_options": {}}}
+    Path("base.yaml").write_text(yaml.safe_dump(mini(**source)))
+    arms = {"experiment": "study", "base": "base.yaml", "vary": {"algorithm.preset": ["rloo", "grpo"]}, "seeds": [0]}
+    runs = runs_of(arms, Path("study.yaml"), "study.yaml")
+    call = object.__new__(SnakemakeCall)
+    call.workflow, call.results, call.runs = planned(), Path("results"), runs
+    call.functions = SimpleNamespace(kept=lambda _: None)
+    (folder,) = call.assets()
+    folder.mkdir(parents=True)
+    assets.write(folder, {"model": {"path": str(model), "revision": None}})
+    for run in runs.by_folder:
+        call.run_folder(run).mkdir(parents=True, exist_ok=True)
+        if not (link := call.run_folder(run) / "assets").exists():
+            link.symlink_to(folder.absolute())
+    assert lost_metadata.kept(call) is None
+    os.utime(model / "config.json", (2e9, 2e9))
+    assert f"add --forcerun {folder} to begin again" in (lost_metadata.kept(call) or "")
+    call.workflow.dag.needrun_jobs = lambda: [SimpleNamespace(output=[str(folder)])]
+    assert lost_metadata.kept(call) is None
 
 
 def test_a_run_without_a_configuration_of_before_is_new(kept, tmp_path) -> None:

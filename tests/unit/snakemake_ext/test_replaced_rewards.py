@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import struct
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from rloo_pipeline.artifacts import reward_models, tables
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.rewards import REWARD_MODEL
 from rloo_pipeline.config.run_set import RunSet
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.snakemake_ext import replaced_rewards
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 from rloo_pipeline.user_code.score_table import scoring_facts
@@ -52,6 +54,15 @@ def test_a_table_of_the_model_that_was_replaced_is_named(scored) -> None:
     assert scored.message(runs_again=True) is None, "the new model scores it"
 
 
+def test_a_later_table_of_another_reward_hides_no_table_of_the_model_that_was_replaced(scored, tmp_path) -> None:
+    later = tmp_path / "missing.parquet"
+    tables.write(later, [ROW], tables.scores_schema(["judge"]), "scores", reward_model_files='{"other": "0"}')
+    os.utime(later, (1, 1))
+    assert scored.message() is None
+    (scored.model / "config.json").write_text("[]")
+    assert f"was replaced after {scored.table} was scored with it" in (scored.message() or "")
+
+
 def test_another_folder_with_old_times_in_its_place_is_noticed(scored, tmp_path) -> None:
     other = shutil.copytree(scored.model, tmp_path / "other")
     (other / "config.json").write_text("[]")
@@ -63,6 +74,13 @@ def test_another_folder_with_old_times_in_its_place_is_noticed(scored, tmp_path)
 def test_a_model_that_a_run_has_trained_in_place_of_another_is_noticed(scored) -> None:
     (scored.model / "manifest.json").write_text("{}")
     assert scored.message() is not None
+
+
+@pytest.mark.parametrize("content", [b"", b"1234", struct.pack("<Q", 99) + b"{", struct.pack("<Q", 2) + b"[]"])
+def test_a_model_that_is_truncated_is_named(scored, content) -> None:
+    (scored.model / "model.safetensors").write_bytes(content)
+    with pytest.raises(UserError, match=r"model/model\.safetensors: truncated or damaged .*; fetch or write the model"):
+        scored.message()
 
 
 def test_a_model_that_has_not_changed_since_is_not_read(scored, monkeypatch) -> None:
