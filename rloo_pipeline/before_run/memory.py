@@ -8,9 +8,9 @@ tests/stages/test_plan_memory.py). The GPU constants follow DeepSpeed's and vLLM
 
 from typing import NamedTuple, Self
 
-from rloo_pipeline.artifacts import model_files
 from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
 from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.artifacts.reward_models import folders_of
 from rloo_pipeline.config import Config, Update
 from rloo_pipeline.rollout.engine_arguments import EngineSettings, VisibleGpu, cache_bytes, gpu_budget
 from rloo_pipeline.runtime import devices
@@ -71,7 +71,7 @@ def reward_models(config: Config, own: ModelDims, device: str) -> Terms:
     for reward in config.rewards:
         if reward.is_model and (reward.gpus > 0) == (device == "cuda"):
             options, processes = reward.options, reward.most_processes(config.scoring.workers)
-            folder = None if reward.uses_own_model else model_files.here(str(options["model"]), options.get("revision"))
+            folder = folders_of([reward]).get(reward.column)
             dims = (folder and Policy(folder).dimensions) or own
             dtype = options.get("dtype") or {"cpu": "float32", "cuda": "bfloat16"}[device]
             terms["processes"] += processes * OF_REWARD_MODEL[device]

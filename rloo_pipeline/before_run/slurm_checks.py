@@ -364,7 +364,7 @@ def _later_attempts(by_name: Mapping[str, Partition], request: ResourceRequest) 
 
 
 def _any_maker(by_name: Mapping[str, Partition], request: ResourceRequest) -> str:
-    """A warning about GPUs of AMD that a request without a type may get; empty if it gets none."""
+    """A warning about AMD GPUs that a request without a type may get; empty if it gets none."""
     gpus, deciding = GPUS.fullmatch(request.gres or ""), ("-C", "--constraint", "--clusters")
     if gpus is None or gpus[1] or any(option.startswith(deciding) for option in request.options):
         return ""

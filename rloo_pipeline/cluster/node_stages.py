@@ -51,6 +51,7 @@ class Router:
     async def serve(self, listener: socket.socket) -> None:
         """Serves stage processes, which connect to `listener`."""
         listening = [asyncio.ensure_future(self._listen(node)) for node in self._nodes]
+        # from Python 3.13 on, `start_unix_server` looks up the path by which the socket was bound, which is gone by now
         async with await asyncio.start_server(self._answer, sock=listener, limit=LIMIT) as server:
             await asyncio.gather(server.serve_forever(), *listening)
 

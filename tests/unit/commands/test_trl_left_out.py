@@ -24,7 +24,7 @@ tokenizer = AutoTokenizer.from_pretrained("org/model")
 
 
 def left_out(lines: str, script: str = SMALL, data: str = "") -> str:
-    """What is printed under "Without a counterpart" for a script that passes its tokenizer to the trainer."""
+    """The printed part "Without a counterpart" for a script that passes its tokenizer to the trainer."""
     script = script.replace('"org/model"', "model", 1).replace("COMMON = dict(temperature=0.7)\n", "")
     script = LOADED.replace("{lines}", lines) + script.replace("{options}", "")
     script = script.replace('split="train")', f'split="train"){data}')

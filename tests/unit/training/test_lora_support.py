@@ -96,7 +96,7 @@ BY_PLATFORM = {"DeepseekV4ForCausalLM", "KimiLinearForCausalLM"}
 
 
 class Served(NamedTuple):
-    """What a class of vLLM says of adapters."""
+    """Adapters that a class of vLLM can serve."""
 
     adapters: bool
     embeddings: str | None
