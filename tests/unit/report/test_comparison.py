@@ -413,7 +413,11 @@ def test_it_is_a_command(folders, tmp_path) -> None:
     outputs = tmp_path / "c.html", tmp_path / "c.json"
     outcome = done("compare", *folders, "--output", outputs[0], "--summary", outputs[1])
     assert f"see {outputs[0]}" in outcome.stderr
-    assert re.search(r"pass@1 \d+\.\d% -> \d+\.\d%, gain [+-]\d+\.\d points$", outcome.stderr, re.MULTILINE)
+    assert re.search(
+        r"pass@1 \d+\.\d% -> \d+\.\d%, gain [+-]\d+\.\d points \(95% interval [+-]\d+\.\d to [+-]\d+\.\d\)$",
+        outcome.stderr,
+        re.MULTILINE,
+    )
     assert len(json.loads(outputs[1].read_text())["runs"]) == 3
     wrong = rloo("compare", folders[0], "--output", outputs[0])
     assert (wrong.returncode, wrong.stderr.count("\n")) == (1, 1)
