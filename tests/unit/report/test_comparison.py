@@ -255,6 +255,19 @@ def test_more_samples_do_not_count_as_different_sampling(pair, tmp_path) -> None
     assert comparison.difference(more, second)["value"] is not None
 
 
+def test_of_the_run_with_more_samples_as_many_count_as_the_other_has(pair) -> None:
+    """Equally good policies: 16 samples hit some prompts once, and one sample of each hits one prompt or none."""
+    first, second = (finished.read(folder) for folder in pair)
+    draw, prompts = np.random.default_rng(0), len(first.right)
+    below = 0
+    for _ in range(100):
+        runs = [of._replace(right=draw.random((prompts, of_each)) < 0.02) for of, of_each in ((first, 1), (second, 16))]
+        found = comparison.difference(*runs)
+        below += found["p"] <= 0.05
+        assert found["value"] == pytest.approx(runs[1].right[:, :1].mean() - runs[0].right.mean())
+    assert below <= 10
+
+
 def test_only_comparisons_with_a_p_value_count_in_its_correction(folders, tmp_path) -> None:
     runs = [finished.read(folder) for folder in folders]
     runs[1] = runs[1]._replace(held_out_prompts=runs[1].held_out_prompts[1:])
