@@ -1,4 +1,4 @@
-"""SAPO, DPPO and GDPO against loops over numbers, written from their papers, with gradients by finite differences."""
+"""PPO, SAPO, DPPO and GDPO against loops over numbers, written from their papers, with gradients by finite differences."""
 
 import math
 import random
@@ -14,6 +14,12 @@ LENGTHS = [3, 1, 2, 3]
 LOGPS, OLD = ([[math.log(DRAW.uniform(0.02, 0.98)) for _ in range(3)] for _ in LENGTHS] for _ in range(2))
 ADVANTAGES = [1.5, -0.7, 0.0, -2.0]
 BOUNDS = Bounds(0.15, 0.3, None, 1.0, 1.05)
+
+
+def ppo(logp: float, old: float, advantage: float) -> float:
+    """−min(ρA, clip(ρ, 1−ε, 1+ε_high)A), arXiv 1707.06347."""
+    ratio = math.exp(logp - old)
+    return -min(ratio * advantage, min(max(ratio, 0.85), 1.3) * advantage)
 
 
 def sapo(logp: float, old: float, advantage: float) -> float:
@@ -49,6 +55,20 @@ def computed(clip):
     return result, logps.grad.tolist()
 
 
+def test_ppo_has_the_value_and_the_gradient_of_its_clip_and_counts_what_the_clip_holds() -> None:
+    result, gradient = computed("ppo")
+    assert result.loss.tolist() == [pytest.approx(row) for row in by_loops(ppo)]
+    assert gradient == [pytest.approx(row, abs=1e-7) for row in by_loops(lambda *token: derivative(ppo, *token))]
+    low, high = (
+        [sum(row) / length for row, length in zip(by_loops(held), LENGTHS, strict=True)]
+        for held in (
+            lambda logp, old, a: float(a < 0 and math.exp(logp - old) < 0.85),
+            lambda logp, old, a: float(a > 0 and math.exp(logp - old) > 1.3),
+        )
+    )
+    assert (result.low.tolist(), result.high.tolist()) == (pytest.approx(low), pytest.approx(high))
+
+
 def test_sapo_has_the_value_and_the_gradient_of_its_soft_gate() -> None:
     result, gradient = computed("sapo")
     assert result.loss.tolist() == [pytest.approx(row) for row in by_loops(sapo)]
@@ -82,6 +102,17 @@ def test_vespo_weighs_each_token_by_a_gamma_of_the_whole_completions_ratio() -> 
     assert gradient == [pytest.approx(row) for row in expected]
     by_value = [[slope * logp for slope, logp in zip(*rows, strict=True)] for rows in zip(expected, LOGPS, strict=True)]
     assert result.loss.tolist() == [pytest.approx(row) for row in by_value]
+
+
+def test_vespo_bounds_ratios_as_its_authors_code_does() -> None:
+    """A token's log-ratio by ±20, and that of a completion by log 1e-8 from below."""
+    mask = torch.tensor([[True, True], [True, False], [True, True]])
+    old = torch.tensor([[25.0, -22.0], [30.0, 0.0], [0.0, -30.0]], dtype=torch.float64)
+    logps = torch.zeros(3, 2, dtype=torch.float64, requires_grad=True)
+    bounds = Bounds(0.2, 0.2, gamma_pos=(0.1, 3.0))
+    losses(logps, old, torch.ones(3).double(), mask, "token", "vespo", bounds).loss.sum().backward()
+    least = math.exp(3.0 + 0.1 * math.log(1e-8) - 3.0 * 1e-8)
+    assert logps.grad.tolist() == [pytest.approx(row) for row in ([-1.0, -1.0], [-least, 0.0], [0.0, 0.0])]
 
 
 def normalized(group: list[float | None]) -> list[float]:
