@@ -141,5 +141,7 @@ def test_a_completion_that_no_weighted_function_scored_has_no_normalized_reward(
     values = torch.tensor([[[1.0, 5.0], [math.nan, 6.0], [0.0, 7.0]]], dtype=torch.float64)
     sums = normalized_sum(values, torch.tensor([1.0, 0.0]).double())[0]
     assert sums.isnan().tolist() == [False, True, False]
+    single = torch.tensor([[[5.0], [math.nan]]], dtype=torch.float64)
+    assert normalized_sum(single, torch.ones(1).double())[0].nan_to_num(-1.0).tolist() == [0.0, -1.0], "has no spread"
     equal = torch.tensor([[[0.1 + 0.2, 1.0], [0.3, 1.0]]], dtype=torch.float64)
     assert normalized_sum(equal, torch.ones(2).double()).tolist() == [[0.0, 0.0]], "rounding is no spread"
