@@ -1,7 +1,11 @@
 """A damaged trainer state ends an update before an engine is made, and a policy is restored without it."""
 
+import re
+
 import pytest
+import torch
 from helpers import mini
+from safetensors.torch import save_file
 
 from rloo_pipeline.artifacts import manifest
 from rloo_pipeline.artifacts.policy import Policy
@@ -48,6 +52,37 @@ def test_a_lost_policy_is_restored_from_an_earlier_state_than_its_own(tmp_path, 
     monkeypatch.setattr(retraining, "Engine", engine)
     with pytest.raises(RuntimeError, match="from 00000"):
         retraining.restore(Config(**mini()), start, state.parent)
+
+
+@pytest.mark.parametrize(
+    ("weights", "told"),
+    [
+        ([3.0, 4.0], ""),
+        ([3.0, 1.6], "differs from .*start by rounding: 0.48 of the updates' length"),
+        ([3.0, 6.6], "at a distance of 2.6 from this one"),
+        ([0.0, 0.0], r"at a distance of 5 from this one \(5 from .*before\); delete it and run again"),
+    ],
+)
+def test_a_replay_that_ends_elsewhere_than_the_policy_is_refused(tmp_path, monkeypatch, weights, told) -> None:
+    """The update was 5 long: a new adapter's second matrix, which the policy before it lacks, has moved from 0."""
+    files = {
+        "before": {"a": [0.0]},
+        "start": {"a": [3.0], "b": [4.0]},
+        "replayed": dict(zip("ab", weights, strict=True)),
+    }
+    for name, tensors in files.items():
+        (tmp_path / name).mkdir()
+        values = {key: torch.tensor(value).reshape(1) for key, value in tensors.items()}
+        save_file(values, tmp_path / name / "adapter_model.safetensors")
+    folders = [tmp_path / name for name in ("replayed", "before", "start")]
+    if "at a distance" in told:
+        with pytest.raises(UserError, match=f"gives a different policy, {told}"):
+            retraining._compare(*folders)
+        return
+    said = list[str]()
+    monkeypatch.setattr(retraining, "say", said.append)
+    retraining._compare(*folders)
+    assert [bool(re.search(told, line)) for line in said] == [True] * bool(told)
 
 
 @pytest.mark.parametrize(("lag", "kept"), [(0, [6]), (1, [4, 6]), (2, [4, 6]), (3, [2, 4, 6])])
