@@ -1,4 +1,4 @@
-"""PPO, SAPO, DPPO and GDPO against loops over numbers, written from their papers, with gradients by finite differences."""
+"""PPO, SAPO, DPPO and GDPO against loops over numbers, written from their papers; gradients by finite differences."""
 
 import math
 import random

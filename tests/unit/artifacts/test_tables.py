@@ -4,6 +4,7 @@ import contextlib
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rloo_pipeline.artifacts import files, round_tables, tables
@@ -96,6 +97,20 @@ def test_a_flip_of_any_byte_of_a_table_is_seen(tmp_path) -> None:
         path.write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
         with pytest.raises(UserError, match=r"rollouts\.parquet: .*; delete it and run again"):
             tables.read(path, "rollouts", ["sample"])
+
+
+def test_a_table_of_another_kind_or_version_or_one_that_was_written_anew_is_refused(tmp_path, monkeypatch) -> None:
+    path = write_round(tmp_path).rollouts[0]
+    with pytest.raises(UserError, match="holds 'rollouts', not 'scores'; delete it and run again"):
+        tables.read(path, "scores")
+    pq.write_table(tables.read(path, "rollouts"), path)
+    with pytest.raises(UserError, match="has no digest, so it was changed since it was written"):
+        tables.read(path, "rollouts")
+    monkeypatch.setattr(tables, "SCHEMA_VERSION", "3")
+    path = write_round(tmp_path).rollouts[0]
+    monkeypatch.undo()
+    with pytest.raises(UserError, match=f"schema version 3, but this program reads {tables.SCHEMA_VERSION}"):
+        tables.read(path, "rollouts")
 
 
 def test_a_table_with_a_large_footer_is_saved_and_read(tmp_path) -> None:

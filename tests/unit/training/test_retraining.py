@@ -1,17 +1,20 @@
 """A damaged trainer state ends an update before an engine is made, and a policy is restored without it."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 from helpers import mini
 from safetensors.torch import save_file
 
-from rloo_pipeline.artifacts import manifest
+from rloo_pipeline.artifacts import lineage, manifest, tables
 from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.artifacts.round_tables import RoundFiles
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import retraining, trainer_state
+from rloo_pipeline.training.batch import AlgorithmState
 
 
 @pytest.mark.parametrize(
@@ -83,6 +86,36 @@ def test_a_replay_that_ends_elsewhere_than_the_policy_is_refused(tmp_path, monke
     monkeypatch.setattr(retraining, "say", said.append)
     retraining._compare(*folders)
     assert [bool(re.search(told, line)) for line in said] == [True] * bool(told)
+
+
+def test_a_round_is_trained_again_from_all_its_tables_only_if_it_takes_the_completions_of_before(
+    tmp_path, monkeypatch
+) -> None:
+    config = Config(**mini(rollout={"shards": 3, "refill": 1}, algorithm={"filter_zero_variance": True}))
+    engine = SimpleNamespace(policy=SimpleNamespace(vocabulary=8))
+    with pytest.raises(UserError, match="00002/rollouts: no tables, and no trainer state is as recent"):
+        retraining._train(config, 2, engine, AlgorithmState(), tmp_path)
+    folder, read = lineage.round_folder(tmp_path, 2), list[RoundFiles]()
+    for name in ("rollouts/001", "rollouts/000", "scores/000", "scores/001"):
+        (folder / f"{name}.parquet").parent.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.parquet").touch()
+    rows = [
+        {"prompt_id": "a", "sample": sample, "advantage": 0.0, "clipped": False, "masked": False} for sample in (0, 1)
+    ]
+    tables.write(folder / lineage.TRAIN, rows, tables.TRAIN, "train")
+    monkeypatch.setattr(RoundFiles, "read", lambda files, *_, **__: read.append(files))
+    trained = SimpleNamespace(
+        rollouts=tables.read(folder / lineage.TRAIN, "train"), algorithm_state=AlgorithmState(0.5)
+    )
+    monkeypatch.setattr(retraining.round_training, "train", lambda *_: trained)
+    assert retraining._train(config, 2, engine, AlgorithmState(), tmp_path).beta == 0.5
+    files = [[str(file.relative_to(folder)) for file in files] for files in read[0][:2]]
+    assert files == [
+        [f"{kind}/000.parquet", f"{kind}/001.parquet", f"refill/{kind}.parquet"] for kind in ("rollouts", "scores")
+    ]
+    trained.rollouts = trained.rollouts.slice(1)
+    with pytest.raises(UserError, match=r"00002: its tables do not have the completions of train\.parquet"):
+        retraining._train(config, 2, engine, AlgorithmState(), tmp_path)
 
 
 @pytest.mark.parametrize(("lag", "kept"), [(0, [6]), (1, [4, 6]), (2, [4, 6]), (3, [2, 4, 6])])
