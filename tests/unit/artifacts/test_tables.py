@@ -3,6 +3,7 @@
 import contextlib
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -229,6 +230,12 @@ def test_the_files_of_a_round_are_its_shards_and_then_its_refill(tmp_path) -> No
     assert round_tables.files_of(tmp_path, "rollouts", Rollout(shards=2, refill=1)) == [*shards, refill]
     scores = [round_tables.scores_beside(file).relative_to(tmp_path) for file in (shards[1], refill)]
     assert scores == [Path("scores/001.parquet"), Path("refill/scores.parquet")]
+
+
+def test_a_weighted_sum_counts_what_was_scored_and_without_a_weighted_score_there_is_none() -> None:
+    columns = [[1.0, None, None, None], [5.0, 5.0, 5.0, 0.0], [None, 0.5, None, 0.0]]
+    sums = tables.weighted_sums([3.0, 0.0, -2.0], columns)
+    assert [None if np.isnan(value) else value for value in sums.tolist()] == [3.0, -1.0, None, 0.0]
 
 
 def test_a_new_nullable_column_leaves_the_tables_of_older_runs_readable(tmp_path) -> None:
