@@ -68,6 +68,22 @@ def test_prompts_and_policies_are_of_the_same_assets_wherever_these_lie(tmp_path
         lineage.require_own(1, [tmp_path / "policies" / "00000", tmp_path / "c" / "assets"])
 
 
+def test_assets_differ_by_a_revision_a_generator_or_what_was_built_from_them(tmp_path) -> None:
+    def digest(
+        name: str, path: str = "cache/a", revision: str = "a1", rows: str = "mine.py:rows", built: str = "x"
+    ) -> str:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_text(built)
+        places = {"model": {"path": path, "revision": revision}, "train": {"path": rows, "revision": None}}
+        assets.write(tmp_path / name, places)
+        return lineage.assets_digest(tmp_path / name)
+
+    own = digest("own")
+    assert digest("moved", path="elsewhere/a") == own
+    changes = {"revision": "a2", "rows": "mine.py:others", "built": "y"}
+    assert len({own, *(digest(key, **{key: value}) for key, value in changes.items())}) == 4
+
+
 @pytest.fixture
 def config() -> Config:
     return Config(**mini())
