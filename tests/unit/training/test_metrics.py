@@ -36,17 +36,6 @@ def test_rewards_of_a_group_that_differ_by_the_rounding_of_their_sum_are_equal()
     assert values["frac_reward_zero_std"] == 0.75
 
 
-@pytest.mark.parametrize(("level", "mean"), [("token", 1.1), ("sequence", 1.5)])
-def test_the_mean_ratio_weighs_every_action_equally(level: str, mean: float) -> None:
-    """Completions of 1 and 9 tokens with ratios 2 and 1."""
-    none, left_out = torch.zeros(2), torch.zeros(2, dtype=torch.bool)
-    mask = torch.arange(9) < torch.tensor([[1], [9]])
-    batch = Batch(RoundTensors(none.double(), mask, left_out, None), none.double(), None, none, left_out, left_out, 0.0)
-    record = Record.empty(2)._replace(ratio=torch.tensor([2.0, 1.0]), trained=torch.ones(2))
-    algorithm = Algorithm(importance_sampling_level=level, beta=0)
-    assert update_metrics(batch, record, algorithm, ratio_is_known=True)["ratio/mean"] == pytest.approx(mean)
-
-
 def test_rewards_are_summed_up_over_the_completions_that_have_one() -> None:
     expected = {"reward": 1.0, "reward_std": 1.0, "rewards/answer/mean": 1.0, "rewards/answer/std": 1.0}
     expected |= {"rewards/answer/none": 1, "unscorable": 1, "scoring_errors": 1, "frac_reward_zero_std": 0.5}
@@ -63,7 +52,7 @@ LOG_WEIGHTS = torch.tensor([[2.5, 1.0, 1.0], [0.25, 1.0, 1.0], [1.0, 1.0, 1.0]])
 """Of completions of 2, 1 and 3 tokens."""
 
 
-def of_update(measured: bool = True, **keys: object) -> dict[str, float | int | None]:
+def of_update(measured: bool = True, known: bool = True, **keys: object) -> dict[str, float | int | None]:
     """The metrics of an update that trained on the first two completions."""
     none, mask = torch.zeros(3), torch.arange(3) < torch.tensor([[2], [1], [3]])
     masked, zeros = torch.tensor([False, False, True]), torch.zeros(3, 3)
@@ -72,10 +61,10 @@ def of_update(measured: bool = True, **keys: object) -> dict[str, float | int | 
     rewards = torch.tensor([1.0, torch.nan, 2.0]).double()
     batch = Batch(completions, rewards, keys.pop("kl", None), none, masked, masked, 0.1)
     values = {"trained": [1.0, 1.0, 0.0], "entropy": [1.0, 0.5, 0.0], "kl": [0.4, 0.2, 0.0]}
-    values |= {"low": [0.5, 0.0, 0.0], "high": [0.0, 1.0, 0.0], "outside": [0.5, 1.0, 0.0]}
+    values |= {"ratio": [2.0, 1.0, 0.0], "low": [0.5, 0.0, 0.0], "high": [0.0, 1.0, 0.0], "outside": [0.5, 1.0, 0.0]}
     values |= {"weight": [[0.5, 0.8, 1.0], [2.0, 2.0, 2.0], [0.0, 0.0, 0.0]]}
     record = Record.empty(3)._replace(**{name: torch.tensor(value) for name, value in values.items()})
-    return update_metrics(batch, record, Algorithm.model_validate({"beta": 0.1, **keys}), ratio_is_known=False)
+    return update_metrics(batch, record, Algorithm.model_validate({"beta": 0.1, **keys}), ratio_is_known=known)
 
 
 TOKENS = {"importance_sampling_level": "token", "mismatch": {"correction": "token_tis"}}
@@ -84,17 +73,24 @@ RATIO = "sampling/importance_sampling_ratio"
 
 
 @pytest.mark.parametrize(
-    ("keys", "low", "high", "weight", "outside"),
-    [(TOKENS, 1 / 3, 1 / 3, 1.2, 2 / 3), (SEQUENCES, 0.25, 0.5, 1.4, 0.75)],
+    ("keys", "ratio", "low", "high", "weight", "outside"),
+    [(TOKENS, 5 / 3, 1 / 3, 1 / 3, 1.2, 2 / 3), (SEQUENCES, 1.5, 0.25, 0.5, 1.4, 0.75)],
 )
-def test_clips_and_weights_are_means_over_the_actions_that_were_trained_on(keys, low, high, weight, outside) -> None:
-    expected = {"clip_ratio/low_mean": low, "clip_ratio/high_mean": high, "clip_ratio/region_mean": low + high}
+def test_ratios_clips_and_weights_weigh_every_action_that_was_trained_on_equally(
+    keys, ratio, low, high, weight, outside
+) -> None:
+    expected = {
+        "ratio/mean": ratio,
+        "clip_ratio/low_mean": low,
+        "clip_ratio/high_mean": high,
+        "clip_ratio/region_mean": low + high,
+    }
     expected |= {f"{RATIO}/min": 0.5, f"{RATIO}/mean": weight, f"{RATIO}/max": 2.0}
     expected |= {"sampling/outside_thresholds": outside, "entropy": 0.5, "kl": 0.2, "kl/sequence_mean": 0.3}
     expected |= {"shaped_reward": 1.5, "beta": 0.1, "trained_completions": 2}
     values = of_update(**keys)
     assert {name: values[name] for name in expected} == pytest.approx(expected)
-    assert values["ratio/mean"] is None
+    assert of_update(known=False, **keys)["ratio/mean"] is None
 
 
 def test_the_gap_between_the_engines_is_that_of_all_completions_in_one_pass() -> None:
