@@ -12,7 +12,7 @@ from rloo_pipeline.algorithm.shaping import normalized_sum
 DRAW = random.Random(0)
 LENGTHS = [3, 1, 2, 3]
 LOGPS, OLD = ([[math.log(DRAW.uniform(0.02, 0.98)) for _ in range(3)] for _ in LENGTHS] for _ in range(2))
-ADVANTAGES = [1.5, -0.7, 0.0, -2.0]
+ADVANTAGES = [0.5, -0.7, 0.0, -2.0]
 BOUNDS = Bounds(0.15, 0.3, None, 1.0, 1.05)
 
 
