@@ -115,6 +115,12 @@ def test_vespo_bounds_ratios_as_its_authors_code_does() -> None:
     assert logps.grad.tolist() == [pytest.approx(row) for row in ([-1.0, -1.0], [-least, 0.0], [0.0, 0.0])]
 
 
+def test_dppo_bounds_a_ratio_by_20() -> None:
+    logps, mask = torch.zeros(1, 1, requires_grad=True), torch.ones(1, 1, dtype=torch.bool)
+    losses(logps, torch.full((1, 1), -4.0), torch.tensor([-1.0]), mask, "token", "dppo_tv", BOUNDS).loss.backward()
+    assert logps.grad.item() == 20
+
+
 def normalized(group: list[float | None]) -> list[float]:
     """(r − mean) / (std + 1e-4) with Bessel's correction; 0 where there is no score."""
     scored = [value for value in group if value is not None]
