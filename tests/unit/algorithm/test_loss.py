@@ -82,6 +82,14 @@ def test_the_dual_clip_bounds_the_loss_of_a_bad_completion_that_became_likely() 
     assert torch.equal(bound.loss[[0, 2, 3]], free.loss[[0, 2, 3]])
 
 
+def test_tokens_that_clip_cov_drops_count_as_clipped_above() -> None:
+    logps, old, mask = torch.tensor([[-1.0, -1.0]]), torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool)
+    dropped = torch.tensor([[True, False]])
+    result = losses(logps, old, torch.tensor([-1.0]), mask, "token", "clip_cov", WIDE, dropped)
+    assert result.loss[0].tolist() == pytest.approx([0.0, 0.8])
+    assert (result.low.item(), result.high.item()) == (0.5, 0.5)
+
+
 def test_cispo_cuts_the_weight_and_keeps_the_gradient() -> None:
     result, gradient = one_token("cispo", Bounds(0.2, 0.3))
     assert gradient.tolist() == pytest.approx([-1.3, 1.3, -(torch.e**-0.5), torch.e**-0.5])
@@ -119,9 +127,12 @@ def test_how_a_loss_is_aggregated(mode, of_tokens, of_sequences) -> None:
     assert sum(parts) == pytest.approx(of_tokens), "the sum over micro-batches is the whole"
 
 
-def test_a_step_without_any_completion_has_loss_0() -> None:
+def test_a_step_without_any_completion_has_loss_0_and_that_of_one_is_its_own() -> None:
     nothing = aggregate(torch.zeros(1, 2), torch.zeros(1, 2, dtype=torch.bool), "token_mean", Totals(0, 0, 10))
     assert nothing.item() == 0
+    for mode in ("sequence", "token_mean"):
+        one = aggregate(torch.tensor([[3.0]]), torch.ones(1, 1, dtype=torch.bool), mode, Totals(1, 1, 10))
+        assert one.item() == 3
 
 
 def test_the_estimates_of_the_kl() -> None:
