@@ -60,7 +60,7 @@ def of_update(measured: bool = True, known: bool = True, **keys: object) -> dict
     completions = RoundTensors(none.double(), mask, masked, old, reference_logps=zeros, sampling_logps=sampling)
     rewards = torch.tensor([1.0, torch.nan, 2.0]).double()
     batch = Batch(completions, rewards, keys.pop("kl", None), none, masked, masked, 0.1)
-    values = {"trained": [1.0, 1.0, 0.0], "entropy": [1.0, 0.5, 0.0], "kl": [0.4, 0.2, 0.0]}
+    values = {"trained": keys.pop("trained", [1.0, 1.0, 0.0]), "entropy": [1.0, 0.5, 0.0], "kl": [0.4, 0.2, 0.0]}
     values |= {"ratio": [2.0, 1.0, 0.0], "low": [0.5, 0.0, 0.0], "high": [0.0, 1.0, 0.0], "outside": [0.5, 1.0, 0.0]}
     values |= {"weight": [[0.5, 0.8, 1.0], [2.0, 2.0, 2.0], [0.0, 0.0, 0.0]]}
     record = Record.empty(3)._replace(**{name: torch.tensor(value) for name, value in values.items()})
@@ -109,7 +109,10 @@ def test_the_gap_between_the_engines_is_that_of_all_completions_in_one_pass() ->
     }
     assert {name: values[name] for name in expected} == pytest.approx(expected)
     assert values["sampling/outside_thresholds"] is None
+    assert "teacher/kl" not in values
     assert {of_update(measured=False)[name] for name in expected} == {None}
+    nothing = of_update(trained=[0.0] * 3, **TOKENS)
+    assert [nothing[f"{RATIO}/{name}"] for name in ("min", "mean", "max")] == [None] * 3
 
 
 def test_the_kl_in_the_reward_is_that_of_all_completions_in_the_loss() -> None:
