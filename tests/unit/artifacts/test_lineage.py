@@ -61,7 +61,8 @@ def test_prompts_and_policies_are_of_the_same_assets_wherever_these_lie(tmp_path
         digests[name] = lineage.assets_digest(write_assets(tmp_path / name / "assets", tmp_path / name / "model"))
     assert digests["a"] == digests["b"] != digests["c"]
     write_policy(tmp_path / "policies" / "00000", "x", assets=digests["a"])
-    lineage.require_own(1, [tmp_path / "policies" / "00000", tmp_path / "b" / "assets"])
+    write_policy(tmp_path / "policies" / "00001", "x", assets=None)  # trained from a policy of an older version
+    lineage.require_own(1, [tmp_path / "policies" / name for name in ("00000", "00001")] + [tmp_path / "b" / "assets"])
     with pytest.raises(
         UserError, match=r"c/assets: made by another run, from a different model or different data than .*00000"
     ):
