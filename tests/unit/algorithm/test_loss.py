@@ -41,6 +41,20 @@ def test_a_ratio_beyond_all_bounds_makes_no_nan(level) -> None:
     assert logps.grad.tolist() == [[0.0, 0.0]]
 
 
+@pytest.mark.parametrize("clip", ["ppo", "clip_cov", "kl_cov", "cispo", "sapo", "dppo_tv", "vespo", "none"])
+@pytest.mark.parametrize("level", ["sequence", "sequence_mean", "token"])
+def test_a_completion_without_a_token_in_the_loss_has_no_gradient_and_what_is_padding_no_loss(level, clip) -> None:
+    """A completion that is left out has an empty mask."""
+    logps = torch.tensor([[-1.0, 0.0], [-2.0, -0.5]], requires_grad=True)
+    mask = torch.tensor([[True, False], [False, False]])
+    result = losses(logps, torch.full((2, 2), -1.5), torch.tensor([0.5, -3.0]), mask, level, clip, WIDE)
+    result.loss.sum().backward()
+    assert (logps.grad != 0).tolist() == [[clip not in ("ppo", "clip_cov"), False], [False, False]]
+    if result.loss.shape[1] == 2:
+        assert (result.loss != 0).tolist() == mask.tolist()
+    assert all(values.isfinite().all() and not values.requires_grad for values in result[1:])
+
+
 def one_token(clip, bounds, advantages=(1.0, -1.0, 1.0, -1.0)):
     """Four completions of one token whose ratios are e^0.5, e^0.5, e^-0.5, e^-0.5."""
     logps = torch.tensor([[0.5], [0.5], [-0.5], [-0.5]], requires_grad=True)
@@ -66,6 +80,14 @@ def test_the_dual_clip_bounds_the_loss_of_a_bad_completion_that_became_likely() 
     assert bound.loss[1].item() == pytest.approx(1.5)
     assert (gradient[1] != 0, bounded[1] != 0) == (True, False)
     assert torch.equal(bound.loss[[0, 2, 3]], free.loss[[0, 2, 3]])
+
+
+def test_tokens_that_clip_cov_drops_count_as_clipped_above() -> None:
+    logps, old, mask = torch.tensor([[-1.0, -1.0]]), torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool)
+    dropped = torch.tensor([[True, False]])
+    result = losses(logps, old, torch.tensor([-1.0]), mask, "token", "clip_cov", WIDE, dropped)
+    assert result.loss[0].tolist() == pytest.approx([0.0, 0.8])
+    assert (result.low.item(), result.high.item()) == (0.5, 0.5)
 
 
 def test_cispo_cuts_the_weight_and_keeps_the_gradient() -> None:
@@ -105,9 +127,12 @@ def test_how_a_loss_is_aggregated(mode, of_tokens, of_sequences) -> None:
     assert sum(parts) == pytest.approx(of_tokens), "the sum over micro-batches is the whole"
 
 
-def test_a_step_without_any_completion_has_loss_0() -> None:
+def test_a_step_without_any_completion_has_loss_0_and_that_of_one_is_its_own() -> None:
     nothing = aggregate(torch.zeros(1, 2), torch.zeros(1, 2, dtype=torch.bool), "token_mean", Totals(0, 0, 10))
     assert nothing.item() == 0
+    for mode in ("sequence", "token_mean"):
+        one = aggregate(torch.tensor([[3.0]]), torch.ones(1, 1, dtype=torch.bool), mode, Totals(1, 1, 10))
+        assert one.item() == 3
 
 
 def test_the_estimates_of_the_kl() -> None:
@@ -172,6 +197,18 @@ def test_importance_weights_are_truncated_or_dropped(correction, first, second) 
     assert result[1] == second
 
 
+def test_a_lower_threshold_truncates_too_and_weights_have_no_gradient() -> None:
+    trainer = TRAINER.clone().requires_grad_()
+    truncated, outside = mismatch.weights(trainer, SAMPLER, TOKENS, "token_tis", 0.5, None)
+    assert truncated[0].tolist() == pytest.approx([torch.e**0.5, 0.5, 0.0])
+    assert outside.tolist() == [[False, True, False], [False] * 3]
+    rejection = mismatch.Rejection("token", 0.5, None)
+    rejected, outside = mismatch.weights(trainer, SAMPLER, TOKENS, "sequence_tis", None, 0.5, rejection)
+    assert [*rejected[0].tolist(), *rejected[1].tolist()] == pytest.approx([0.5, 0.0, 0.0, 0.5, 0.5, 0.5])
+    assert outside.tolist() == TOKENS.tolist()
+    assert (truncated.requires_grad, rejected.requires_grad) == (False, False)
+
+
 def test_what_is_truncated_or_dropped_is_counted() -> None:
     result = mismatch.weights(TRAINER, SAMPLER, TOKENS, "token_mis", 0.5, 1.2).outside
     assert result.tolist() == [[True, True, False], [False, False, False]]
@@ -208,6 +245,10 @@ def test_the_gap_between_sampler_and_trainer() -> None:
     weights = [torch.e**0.5, torch.e**-1]
     assert gap.weight.tolist() == pytest.approx([sum(weights), TOKENS[1].sum().item()])
     assert gap.weight_square.tolist() == pytest.approx([sum(w * w for w in weights), TOKENS[1].sum().item()])
+    at_the_band = torch.tensor([[0.49, 0.51, 1.99, 2.01]]).log().requires_grad_()
+    of_band = mismatch.gap(at_the_band, torch.zeros(1, 4), torch.ones(1, 4, dtype=torch.bool))
+    assert of_band.outside.tolist() == [2]
+    assert not any(values.requires_grad for values in of_band)
     large_gap = mismatch.gap(torch.zeros(1, 1), torch.full((1, 1), -100.0), torch.ones(1, 1, dtype=torch.bool))
     assert large_gap.kl.isfinite().all()
 
@@ -215,3 +256,5 @@ def test_the_gap_between_sampler_and_trainer() -> None:
 def test_the_effective_sample_size_is_the_share_that_the_weights_leave() -> None:
     assert mismatch.effective_sample_size(torch.zeros(5)).item() == pytest.approx(1)
     assert mismatch.effective_sample_size(torch.tensor([0.0, -1000.0, -1000.0, -1000.0])).item() == pytest.approx(0.25)
+    of_1_and_3 = torch.tensor([1.0, 3.0], dtype=torch.float64).log()
+    assert mismatch.effective_sample_size(1000 + of_1_and_3).item() == pytest.approx(4**2 / (2 * 10))

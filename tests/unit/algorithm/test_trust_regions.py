@@ -1,4 +1,4 @@
-"""SAPO, DPPO and GDPO against loops over numbers, written from their papers, with gradients by finite differences."""
+"""PPO, SAPO, DPPO and GDPO against loops over numbers, written from their papers; gradients by finite differences."""
 
 import math
 import random
@@ -12,8 +12,14 @@ from rloo_pipeline.algorithm.shaping import normalized_sum
 DRAW = random.Random(0)
 LENGTHS = [3, 1, 2, 3]
 LOGPS, OLD = ([[math.log(DRAW.uniform(0.02, 0.98)) for _ in range(3)] for _ in LENGTHS] for _ in range(2))
-ADVANTAGES = [1.5, -0.7, 0.0, -2.0]
+ADVANTAGES = [0.5, -0.7, 0.0, -2.0]
 BOUNDS = Bounds(0.15, 0.3, None, 1.0, 1.05)
+
+
+def ppo(logp: float, old: float, advantage: float) -> float:
+    """−min(ρA, clip(ρ, 1−ε, 1+ε_high)A), arXiv 1707.06347."""
+    ratio = math.exp(logp - old)
+    return -min(ratio * advantage, min(max(ratio, 0.85), 1.3) * advantage)
 
 
 def sapo(logp: float, old: float, advantage: float) -> float:
@@ -47,6 +53,20 @@ def computed(clip):
     result = losses(logps, old, advantages, mask, "token", clip, BOUNDS)
     result.loss.sum().backward()
     return result, logps.grad.tolist()
+
+
+def test_ppo_has_the_value_and_the_gradient_of_its_clip_and_counts_what_the_clip_holds() -> None:
+    result, gradient = computed("ppo")
+    assert result.loss.tolist() == [pytest.approx(row) for row in by_loops(ppo)]
+    assert gradient == [pytest.approx(row, abs=1e-7) for row in by_loops(lambda *token: derivative(ppo, *token))]
+    low, high = (
+        [sum(row) / length for row, length in zip(by_loops(held), LENGTHS, strict=True)]
+        for held in (
+            lambda logp, old, a: float(a < 0 and math.exp(logp - old) < 0.85),
+            lambda logp, old, a: float(a > 0 and math.exp(logp - old) > 1.3),
+        )
+    )
+    assert (result.low.tolist(), result.high.tolist()) == (pytest.approx(low), pytest.approx(high))
 
 
 def test_sapo_has_the_value_and_the_gradient_of_its_soft_gate() -> None:
@@ -84,6 +104,23 @@ def test_vespo_weighs_each_token_by_a_gamma_of_the_whole_completions_ratio() -> 
     assert result.loss.tolist() == [pytest.approx(row) for row in by_value]
 
 
+def test_vespo_bounds_ratios_as_its_authors_code_does() -> None:
+    """A token's log-ratio by ±20, and that of a completion by log 1e-8 from below."""
+    mask = torch.tensor([[True, True], [True, False], [True, True]])
+    old = torch.tensor([[25.0, -22.0], [30.0, 0.0], [0.0, -30.0]], dtype=torch.float64)
+    logps = torch.zeros(3, 2, dtype=torch.float64, requires_grad=True)
+    bounds = Bounds(0.2, 0.2, gamma_pos=(0.1, 3.0))
+    losses(logps, old, torch.ones(3).double(), mask, "token", "vespo", bounds).loss.sum().backward()
+    least = math.exp(3.0 + 0.1 * math.log(1e-8) - 3.0 * 1e-8)
+    assert logps.grad.tolist() == [pytest.approx(row) for row in ([-1.0, -1.0], [-least, 0.0], [0.0, 0.0])]
+
+
+def test_dppo_bounds_a_ratio_by_20() -> None:
+    logps, mask = torch.zeros(1, 1, requires_grad=True), torch.ones(1, 1, dtype=torch.bool)
+    losses(logps, torch.full((1, 1), -4.0), torch.tensor([-1.0]), mask, "token", "dppo_tv", BOUNDS).loss.backward()
+    assert logps.grad.item() == 20
+
+
 def normalized(group: list[float | None]) -> list[float]:
     """(r − mean) / (std + 1e-4) with Bessel's correction; 0 where there is no score."""
     scored = [value for value in group if value is not None]
@@ -110,5 +147,7 @@ def test_a_completion_that_no_weighted_function_scored_has_no_normalized_reward(
     values = torch.tensor([[[1.0, 5.0], [math.nan, 6.0], [0.0, 7.0]]], dtype=torch.float64)
     sums = normalized_sum(values, torch.tensor([1.0, 0.0]).double())[0]
     assert sums.isnan().tolist() == [False, True, False]
+    single = torch.tensor([[[5.0], [math.nan]]], dtype=torch.float64)
+    assert normalized_sum(single, torch.ones(1).double())[0].nan_to_num(-1.0).tolist() == [0.0, -1.0], "has no spread"
     equal = torch.tensor([[[0.1 + 0.2, 1.0], [0.3, 1.0]]], dtype=torch.float64)
     assert normalized_sum(equal, torch.ones(2).double()).tolist() == [[0.0, 0.0]], "rounding is no spread"

@@ -61,11 +61,28 @@ def test_prompts_and_policies_are_of_the_same_assets_wherever_these_lie(tmp_path
         digests[name] = lineage.assets_digest(write_assets(tmp_path / name / "assets", tmp_path / name / "model"))
     assert digests["a"] == digests["b"] != digests["c"]
     write_policy(tmp_path / "policies" / "00000", "x", assets=digests["a"])
-    lineage.require_own(1, [tmp_path / "policies" / "00000", tmp_path / "b" / "assets"])
+    write_policy(tmp_path / "policies" / "00001", "x", assets=None)  # trained from a policy of an older version
+    lineage.require_own(1, [tmp_path / "policies" / name for name in ("00000", "00001")] + [tmp_path / "b" / "assets"])
     with pytest.raises(
         UserError, match=r"c/assets: made by another run, from a different model or different data than .*00000"
     ):
         lineage.require_own(1, [tmp_path / "policies" / "00000", tmp_path / "c" / "assets"])
+
+
+def test_assets_differ_by_a_revision_a_generator_or_what_was_built_from_them(tmp_path) -> None:
+    def digest(
+        name: str, path: str = "cache/a", revision: str = "a1", rows: str = "mine.py:rows", built: str = "x"
+    ) -> str:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_text(built)
+        places = {"model": {"path": path, "revision": revision}, "train": {"path": rows, "revision": None}}
+        assets.write(tmp_path / name, places)
+        return lineage.assets_digest(tmp_path / name)
+
+    own = digest("own")
+    assert digest("moved", path="elsewhere/a") == own
+    changes = {"revision": "a2", "rows": "mine.py:others", "built": "y"}
+    assert len({own, *(digest(key, **{key: value}) for key, value in changes.items())}) == 4
 
 
 @pytest.fixture

@@ -3,7 +3,9 @@
 import contextlib
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rloo_pipeline.artifacts import files, round_tables, tables
@@ -96,6 +98,20 @@ def test_a_flip_of_any_byte_of_a_table_is_seen(tmp_path) -> None:
         path.write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
         with pytest.raises(UserError, match=r"rollouts\.parquet: .*; delete it and run again"):
             tables.read(path, "rollouts", ["sample"])
+
+
+def test_a_table_of_another_kind_or_version_or_one_that_was_written_anew_is_refused(tmp_path, monkeypatch) -> None:
+    path = write_round(tmp_path).rollouts[0]
+    with pytest.raises(UserError, match="holds 'rollouts', not 'scores'; delete it and run again"):
+        tables.read(path, "scores")
+    pq.write_table(tables.read(path, "rollouts"), path)
+    with pytest.raises(UserError, match="has no digest, so it was changed since it was written"):
+        tables.read(path, "rollouts")
+    monkeypatch.setattr(tables, "SCHEMA_VERSION", "3")
+    path = write_round(tmp_path).rollouts[0]
+    monkeypatch.undo()
+    with pytest.raises(UserError, match=f"schema version 3, but this program reads {tables.SCHEMA_VERSION}"):
+        tables.read(path, "rollouts")
 
 
 def test_a_table_with_a_large_footer_is_saved_and_read(tmp_path) -> None:
@@ -214,6 +230,12 @@ def test_the_files_of_a_round_are_its_shards_and_then_its_refill(tmp_path) -> No
     assert round_tables.files_of(tmp_path, "rollouts", Rollout(shards=2, refill=1)) == [*shards, refill]
     scores = [round_tables.scores_beside(file).relative_to(tmp_path) for file in (shards[1], refill)]
     assert scores == [Path("scores/001.parquet"), Path("refill/scores.parquet")]
+
+
+def test_a_weighted_sum_counts_what_was_scored_and_without_a_weighted_score_there_is_none() -> None:
+    columns = [[1.0, None, None, None], [5.0, 5.0, 5.0, 0.0], [None, 0.5, None, 0.0]]
+    sums = tables.weighted_sums([3.0, 0.0, -2.0], columns)
+    assert [None if np.isnan(value) else value for value in sums.tolist()] == [3.0, -1.0, None, 0.0]
 
 
 def test_a_new_nullable_column_leaves_the_tables_of_older_runs_readable(tmp_path) -> None:

@@ -56,6 +56,15 @@ def test_every_rule_of_a_run_has_jobs() -> None:
     assert stages_of_a_run() == rules().keys() - {"experiment", "update_transient", "update_last"}
 
 
+def test_a_rule_runs_again_by_the_keys_and_the_code_of_the_stage_that_it_runs() -> None:
+    """Others have parameters of their own, or follow only from their inputs."""
+    others = {"score_alone", "experiment", "gate", "track", "report_so_far"}
+    for name, text in rules().items():
+        above, _, command = text.partition("shell:")
+        named = re.findall(r'(?:made_by|params|source|source_digest)\("([\w-]+)"', above)
+        assert {*named} == (set() if name in others else {*re.findall(r"rloo ([\w-]+)", command)}), name
+
+
 def test_the_stage_of_a_rule_that_takes_a_gpu_has_a_worker_or_an_engine_of_its_own() -> None:
     on_gpu = {row.stage for row in ROWS if "gpu_stages=1" in rules()[row.rule] and row.rule != "score_alone"}
     assert on_gpu == {stage for stage, role in gpu_shares.ROLES.items() if role not in ("scorer", "observer")}

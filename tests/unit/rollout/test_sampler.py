@@ -8,11 +8,11 @@ import pytest
 from helpers import mini
 
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.config import Config
+from rloo_pipeline.config import Config, Rollout
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import engine_arguments, groups
 from rloo_pipeline.rollout.engine_arguments import EngineSettings
-from rloo_pipeline.rollout.requests import Completion, SamplingConfig
+from rloo_pipeline.rollout.requests import Completion, Request, SamplingConfig, params_of
 from rloo_pipeline.rollout.sampler import Sampler
 from rloo_pipeline.runtime import caches
 
@@ -71,3 +71,14 @@ def test_vllm_splits_the_cache_of_a_sequence_over_the_gpus_that_are_asked_for(ti
     groups.load_sampler(Policy(tiny_model), config, prompts, 8)
     settings = engine_arguments.arguments(Policy(tiny_model), given[0], 64, 0)
     assert (settings["tensor_parallel_size"], settings["decode_context_parallel_size"]) == (4, 2)
+
+
+def test_vllm_gets_each_key_of_rollouts_and_evaluations_are_not_cut_to_likely_tokens() -> None:
+    rollout = Rollout(temperature=0.7, top_p=0.9, top_k=20, min_p=0.05, max_completion_length=48)
+    for sampling, expected in (
+        (SamplingConfig.of_rollouts(rollout), (0.7, 0.9, 20, 0.05, 48)),
+        (SamplingConfig.of_evaluations(rollout, 0.5, 99), (0.5, 1.0, 0, 0.0, 99)),
+    ):
+        params = params_of(Request([4], 11, sampling), [2, 3], [7])
+        assert (params.temperature, params.top_p, params.top_k, params.min_p, params.max_tokens) == expected
+        assert (params.seed, params.stop_token_ids, params.logit_bias.keys()) == (11, [2, 3], {7})

@@ -336,8 +336,14 @@ def test_an_unscorable_completion_has_advantage_0_and_counts_in_the_denominator(
 
 
 def test_the_soft_overlong_penalty_is_that_of_dapo() -> None:
-    penalties = shaping.overlong(tensor([100, 900, 950, 1000, 1200]), longest=1000, cache=100)
-    assert penalties.tolist() == [0, 0, -0.5, -1, -1]
+    penalties = shaping.overlong(tensor([100, 900, 950, 1000, 1200, 907]), longest=1000, cache=100)
+    assert penalties.tolist() == [0, 0, -0.5, -1, -1, -0.07]
+
+
+def test_two_rewards_are_standardized_and_a_single_one_is_not() -> None:
+    for rewards, expected in (([3.0], [3.0]), ([1.0, 3.0], [-1 / (2**0.5 + 1e-4), 1 / (2**0.5 + 1e-4)])):
+        values = tensor(rewards).double()
+        assert shaping.Moments().add(values, values).standardize(values).tolist() == pytest.approx(expected)
 
 
 def test_gdpo_is_whitened_and_tells_apart_groups_whose_sums_are_equal() -> None:

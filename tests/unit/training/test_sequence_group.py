@@ -2,6 +2,7 @@
 such ranks.
 """
 
+import numpy as np
 import pytest
 import torch
 from models import gradient, qwen3
@@ -25,21 +26,37 @@ def group(number: int, size: int = 3) -> SequenceGroup:
 
 
 def test_parts_of_a_row_together_are_the_row() -> None:
-    sequences = SEQUENCES._replace(loss_masks=[[True, False, True, True], [True], [True] * 3])
+    numbers = np.arange(100).reshape(-1, 1)
+    sequences = SEQUENCES._replace(
+        loss_masks=[[True, False, True, True], [True], [True] * 3],
+        experts=[numbers[:6], numbers[10:13], numbers[20:23]],
+        candidates=[numbers[:3], numbers[10:11], numbers[20:23]],
+    )
     whole, parts = sequences.pick(range(3)), [sequences.pick(range(3), group(number)) for number in range(3)]
     assert [part.input_ids.shape[1] for part in parts] == [3, 3, 3]
     for name in ("input_ids", "position_ids"):
         assert torch.equal(torch.cat([getattr(part, name) for part in parts], 1), getattr(whole, name))
+    assert whole.experts.flatten().tolist() == [*range(6), *range(20, 23)], "the second shares the first's prompt"
+    assert torch.equal(torch.cat([part.experts for part in parts]), whole.experts)
+    assert whole.candidates.flatten().tolist() == [0, 1, 2, 10, 20, 21, 22]
     starts = [0, 3, 6]
     predicting = torch.cat([part.predicting + start for part, start in zip(parts, starts, strict=True)])
     for part, start in zip(parts, starts, strict=True):
         assert part.own is not None
         assert torch.equal(whole.predicting[part.own.places], predicting)
         assert torch.equal(whole.targets[part.own.mine], part.targets)
+        assert torch.equal(whole.candidates[part.own.mine], part.candidates)
         assert torch.equal(whole.predicting[part.own.mine], part.predicting + start)
         assert [len(other.targets) for other in parts] == list(part.own.counts)
         assert part.layout.first_copy.tolist() == whole.layout.first_copy.tolist()
         assert part.completion_lengths.tolist() == whole.completion_lengths.tolist()
+
+
+def test_a_rank_whose_tokens_predict_nothing_that_was_sampled_counts_0() -> None:
+    sequences = Sequences([[5, 6]], [[9, 10, 11, 12, 13]], [[True] + [False] * 4])
+    for number, predicting in enumerate(([1], [], [])):
+        part = sequences.pick([0], group(number))
+        assert (part.predicting.tolist(), part.own and part.own.counts) == (predicting, (1, 0, 0))
 
 
 def test_a_group_of_one_has_the_whole_row() -> None:

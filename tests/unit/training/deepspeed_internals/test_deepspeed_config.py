@@ -1,6 +1,7 @@
 """Replacements for DeepSpeed's own writing of a trainer state."""
 
 import errno
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -39,3 +40,16 @@ def test_the_bytes_of_a_state_are_the_same_on_any_device(tmp_path, monkeypatch) 
     assert deepspeed_config.save_reproducibly(state, tmp_path / "there.pt") == here
     torch.save(state, tmp_path / "plain.pt")
     assert b"cuda:1" in (tmp_path / "plain.pt").read_bytes()
+
+
+def test_gradients_are_clipped_to_the_norm_that_is_set_and_smaller_ones_keep_their_bytes() -> None:
+    groups = [{"params": [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]} for _ in range(2)]
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    engine = SimpleNamespace(optimizer=SimpleNamespace(param_groups=groups))
+    for limit, expected in ((2.5, [1.5, 2.0]), (5.01, [3.0, 4.0])):
+        parameters[0].grad, parameters[3].grad = torch.tensor([3.0]), torch.tensor([4.0])
+        deepspeed_config.clip_plainly(engine, limit)
+        engine.clip_fp32_gradients()
+        assert engine._global_grad_norm == 5.0
+        clipped = [parameters[0].grad.item(), parameters[3].grad.item()]
+        assert clipped == (expected if limit > 5 else pytest.approx(expected))
