@@ -99,7 +99,16 @@ def _load_text(text: str, origin: str, changes: tuple[str, ...], by_run: bool) -
     raw = _parse_file(text, origin)
     require_one_run(raw, origin)
     whole = merge(_require_mapping(raw, origin), read_changes(changes))
-    return checked(Config, whole, origin, BY_RUN if by_run else None)
+    try:
+        return checked(Config, whole, origin, BY_RUN if by_run else None)
+    except UserError as error:
+        if not by_run or changes:
+            raise
+        why = str(error).removeprefix(f"{origin}: ")
+        raise UserError(
+            f"{origin}: written by another version of this package, and this one cannot read it ({why}); use the "
+            "version of the run, whose report.html names its commit"
+        ) from None
 
 
 def is_experiment(raw: object) -> bool:

@@ -419,6 +419,27 @@ def test_a_reason_in_words(reason, text) -> None:
     assert dry_run.explain([planned("report", **reason)]) == [f"{text}: 1 job (report)"]
 
 
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        (params("abc", "abd"), True),
+        ({"code_changed": True}, True),
+        (params("abc", "abd") | {"forced": True}, False),
+        (params(BEFORE, BEFORE | {"seed": 2}), False),
+        (params(BEFORE, BEFORE | {"new": None}), False),
+        ({"missing_output": {"a"}}, False),
+    ],
+)
+def test_a_job_that_runs_for_code_alone_is_told_from_others(reason, expected) -> None:
+    assert dry_run.is_by_code(planned("update", **reason).dag.reason(None)) is expected
+
+
+@pytest.mark.parametrize(("now", "expected"), [({"new": None}, True), ({"seed": 2}, False)])
+def test_a_key_that_a_version_of_the_package_added_is_no_choice_of_the_user(now, expected) -> None:
+    both = ParamsChange(only_old={repr(BEFORE), repr("abc")}, only_new={repr(BEFORE | now), repr("abd")})
+    assert dry_run.is_by_code(planned("update", params_changed=both).dag.reason(None)) is expected
+
+
 def test_files_of_the_run_that_are_newer_may_be_a_copys(tmp_path) -> None:
     def lines(newer: str) -> list[str]:
         return list(dry_run.lines([planned("rollout", updated_input={newer})], [tmp_path]))
