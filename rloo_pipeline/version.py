@@ -9,11 +9,7 @@ an image in which stages run has no git.
 """
 
 
-def with_commit(commit: str | None = None) -> str:
-    """The version and, if known, the commit: `0.1.0+g0123456789ab`, with `.changed` if files differed from that.
-
-    Args:
-        commit: as in `COMMIT`; None for what the controller found.
-    """
-    number, _, changed = (os.environ.get(COMMIT, "") if commit is None else commit).partition(" ")
-    return __version__ + (f"+g{number[:12]}" if number else "") + (f".{changed}" if changed else "")
+def with_commit() -> str:
+    """The version, with the commit if the controller found one: `0.1.0+g0123456789ab`, or `….changed`."""
+    commit, _, changed = os.environ.get(COMMIT, "").partition(" ")
+    return __version__ + (f"+g{commit[:12]}" if commit else "") + (f".{changed}" if changed else "")

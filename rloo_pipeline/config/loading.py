@@ -104,10 +104,10 @@ def _load_text(text: str, origin: str, changes: tuple[str, ...], by_run: bool) -
     except UserError as error:
         if not by_run or changes:
             raise
-        why = str(error).removeprefix(f"{origin}: ")
+        why = str(error).removeprefix(f"{origin}: ").partition(";")[0]  # advice after it is for who writes a file
         raise UserError(
-            f"{origin}: written by another version of this package, and this one cannot read it ({why}); use the "
-            "version of the run, whose report.html names its commit"
+            f"{origin}: this version of the package cannot read it ({why}), but the one that wrote it can: the run's "
+            "report.html names its commit"
         ) from None
 
 

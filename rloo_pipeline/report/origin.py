@@ -34,7 +34,7 @@ class Origin(NamedTuple):
 
 def versions() -> dict[str, str]:
     """Versions of the packages that computed the run."""
-    installed = {"rloo_pipeline": with_commit(_stated()), "python": platform.python_version()}
+    installed = {"rloo_pipeline": with_commit(), "python": platform.python_version()}
     for package in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
             installed[package] = importlib.metadata.version(package)
@@ -43,16 +43,11 @@ def versions() -> dict[str, str]:
 
 def origin() -> Origin:
     """Commit and image of the code that this process runs."""
-    commit, _, changed = _stated().partition(" ")
+    commit, _, changed = (os.environ.get(COMMIT) or _commit()).partition(" ")
     path = os.environ.get("APPTAINER_CONTAINER")
     image = Path(path) if path else None
     digest = sha256(image) if image is not None and image.is_file() else None
     return Origin(commit or None, bool(changed), image.name if image else None, digest)
-
-
-def _stated() -> str:
-    """The commit that the controller found, or else that of the sources here."""
-    return os.environ.get(COMMIT) or _commit()
 
 
 def note_commit() -> None:

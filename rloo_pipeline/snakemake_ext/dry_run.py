@@ -53,6 +53,8 @@ def lines(jobs: Sequence[Any], runs: Sequence[Path]) -> Iterator[str]:
         return
     yield f"{counted(len(jobs), 'job')} would run:"
     yield from (f"  {line}" for line in explain(jobs))
+    if any(is_by_code(job.dag.reason(job)) for job in jobs):
+        yield "If this package was updated, --rerun-triggers mtime input keeps what the version before has finished."
     newer = {Path(file) for job in jobs for file in newer_inputs(job.dag.reason(job))}
     if any(file.is_relative_to(run) for file in newer for run in runs):
         yield "If the run was copied without times, `rloo adopt` with the same configuration accepts its files instead."

@@ -3,6 +3,9 @@
 import os
 from collections import Counter
 from contextlib import suppress
+from typing import Any
+
+from snakemake.settings.enums import RerunTrigger
 
 from rloo_pipeline.artifacts import lineage
 from rloo_pipeline.errors import UserError, counted
@@ -21,7 +24,8 @@ def refuse_retraining(call: SnakemakeCall) -> None:
         UserError: finished training would run again, and the first of its reasons is that code has changed.
     """
     jobs = list(call.workflow.dag.needrun_jobs())
-    first = [job for job in jobs if is_by_code(call.workflow.dag.reason(job))]
+    other_inputs = [job for job in jobs if _has_other_inputs(call, job)]
+    first = [job for job in jobs if is_by_code(call.workflow.dag.reason(job))] + other_inputs
     again = [job for job in jobs if any(map(os.path.exists, job.output))]
     if not first or not any(stage_of(job.rule) in TRAINING for job in again):
         return
@@ -29,13 +33,21 @@ def refuse_retraining(call: SnakemakeCall) -> None:
         return
     names = Counter(RULES.get(job.rule.name, job.rule.name) for job in again)
     counts = ", ".join(f"{name} ×{count}" if count > 1 else name for name, count in names.items())
+    keep = "accept it with `rloo adopt` and repeat the command" if other_inputs else "add --rerun-triggers mtime input"
+    rules = " ".join(sorted({job.rule.name for job in first}))
     raise UserError(
         f"the code of this package has changed since {first[0].output[0]} was made{_maker(call)}, so "
-        f"{counted(len(again), 'finished job')} would run again, training among them ({counts}): add --rerun-triggers "
-        "mtime input to keep what is finished and make the rest with this version, add --forcerun "
-        f"{' '.join(sorted({job.rule.name for job in first}))} to make all of it again, or go back to the version that "
-        "the run began with"
+        f"{counted(len(again), 'finished job')} would run again, training among them ({counts}): to keep what is "
+        f"finished and make the rest with this version, {keep}; to make all of it again, add --forcerun {rules}; or go "
+        "back to the version that the run began with"
     )
+
+
+def _has_other_inputs(call: SnakemakeCall, job: Any) -> bool:
+    """True if training that the user wants to keep would run again, since the rule has other inputs than it had."""
+    reason = call.workflow.dag.reason(job)
+    keeps = reason.input_changed and not reason.forced and RerunTrigger.PARAMS not in call.workflow.rerun_triggers
+    return bool(keeps) and stage_of(job.rule) in TRAINING
 
 
 def _maker(call: SnakemakeCall) -> str:

@@ -448,6 +448,14 @@ def test_files_of_the_run_that_are_newer_may_be_a_copys(tmp_path) -> None:
     assert not any("rloo adopt" in line for line in lines("data.jsonl"))
 
 
+def test_a_dry_run_says_how_to_keep_what_another_version_has_finished(tmp_path) -> None:
+    def lines(*sources: str) -> list[str]:
+        return list(dry_run.lines([planned("update", **params(*sources))], [tmp_path]))
+
+    assert any("--rerun-triggers mtime input keeps" in line for line in lines("abc", "abd"))
+    assert not any("--rerun-triggers" in line for line in lines([1], [2]))
+
+
 def test_jobs_are_counted_by_their_reason() -> None:
     jobs = [
         planned("report", updated_input_run={"b"}),
