@@ -5,6 +5,10 @@ With p ~ Beta(a, b), the number of right completions among K has a beta-binomial
 chance B(a+K, b)/B(a, b) and all wrong with chance B(a, b+K)/B(a, b). Maximum likelihood fits a and b to the probe. The
 empirical share c/K of each prompt cannot replace p: it would treat every prompt that was never solved in a
 few tries as hopeless, and could not suggest a K.
+
+Up to the probe's K, the fit is within a point of an unbiased estimate. Beyond it, it does not know that prompts can be
+always or never solved: if a quarter are never solved, it suggests a K of about 50 from a probe of 8, although no K
+would do; and at four times the probe's K, it takes 2 to 7 points too many groups for mixed.
 """
 
 from __future__ import annotations
@@ -58,7 +62,8 @@ def mixed(right: Flags) -> CheckResult:
     if distribution is None:
         forecast = "all groups are alike, so no K can be estimated"
     elif k := distribution.samples_for(WANTED):
-        forecast = f"{WANTED:.0%} would be mixed at K = {k} (beta-binomial)"
+        beyond = f", from K = {right.shape[1]}; more if some are never solved" if k > right.shape[1] else ""
+        forecast = f"{WANTED:.0%} would be mixed at K = {k} (beta-binomial{beyond})"
     else:
         forecast = f"no K up to {LARGEST} would mix {WANTED:.0%} (beta-binomial)"
     return CheckResult(

@@ -41,7 +41,8 @@ def measures(chosen: Array, rejected: Array, keys: Sequence[str], lengths: Array
     for pair, key in enumerate(keys):
         by_prompt[key].append(pair)
     groups = list(by_prompt.values())
-    accuracy = estimate_share(np.array([right[group].mean() for group in groups]), len(keys) // len(groups))
+    samples = 1 / float(np.mean([1 / len(group) for group in groups]))  # prompts may differ in it
+    accuracy = estimate_share(np.array([right[group].mean() for group in groups]), samples)
     margin = estimate_mean(np.array([margins[group].mean() for group in groups]), RESAMPLES, seed)
     rewards, tokens = np.concatenate([chosen, rejected]), lengths.T.ravel().astype(np.float64)
     varies = np.ptp(rewards) > 0 and np.ptp(tokens) > 0

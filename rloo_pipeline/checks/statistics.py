@@ -107,7 +107,7 @@ def two_values(*values: Array) -> tuple[float, float] | None:
     return (float(found[0]), float(found[1])) if len(found) == 2 else None
 
 
-def estimate_share(values: Array, samples: int) -> Estimate:
+def estimate_share(values: Array, samples: float) -> Estimate:
     """A share of right answers, with the interval of Korn and Graubard.
 
     With one sample per prompt it is the interval of Clopper and Pearson, so 0 of 200 has [0, 1.8%]. With several, the
@@ -118,7 +118,7 @@ def estimate_share(values: Array, samples: int) -> Estimate:
 
     Args:
         values: share of right samples of each prompt, [prompts], in [0, 1].
-        samples: independent samples per prompt.
+        samples: independent samples per prompt; their harmonic mean if prompts differ in it.
     """
     from scipy.special import stdtrit
 
@@ -193,9 +193,22 @@ def estimate_scores(scores: Array, resamples: int, seed: int) -> Estimate | None
     if pair is None:
         return estimate_mean(values, resamples, seed)
     low, width = pair[0], pair[1] - pair[0]
-    ends = estimate_share((values - low) / width, scores.shape[1]).ci95
+    ends = estimate_share((values - low) / width, samples_each(scores)).ci95
     assert ends is not None
     return Estimate(float(values.mean()), (low + width * ends[0], low + width * ends[1]))
+
+
+def samples_each(*scores: Array) -> float:
+    """Harmonic mean of the numbers of scores of the prompts that have any in each table; 1 without such a prompt.
+
+    A mean over prompts that are alike has the variance that this number of scores of each prompt would give it.
+
+    Args:
+        scores: [prompts, samples], NaN for none.
+    """
+    counts = np.array([(~np.isnan(table)).sum(axis=1) for table in scores])
+    counts = counts[:, counts.all(axis=0)]
+    return float(1 / np.mean(1 / counts)) if counts.size else 1.0
 
 
 def prompt_means(values: Array) -> Array:
@@ -205,7 +218,7 @@ def prompt_means(values: Array) -> Array:
 
 
 def gain(
-    before: Array, after: Array, resamples: int, seed: int, samples: int | None = None, width: float = 1.0
+    before: Array, after: Array, resamples: int, seed: int, samples: float | None = None, width: float = 1.0
 ) -> Gain:
     """Mean difference of two policies on the same prompts.
 
@@ -238,7 +251,7 @@ def gain(
     return Gain(value, interval, p, len(differences))
 
 
-def share_difference(differences: Array, samples: int, width: float = 1.0) -> Estimate:
+def share_difference(differences: Array, samples: float, width: float = 1.0) -> Estimate:
     """Mean difference of shares on the same prompts, with its interval.
 
     It is the share won less the share lost. The intervals of both and their correlation are combined by the rule of Zou

@@ -36,7 +36,8 @@ def unstable(history: RoundHistory, *, ratio: OverOne = 5.0) -> str | None:
 
     Limits:
         ratio: a gradient norm at least this many times the median of earlier rounds is a jump. Two jumps within five
-            rounds are the symptom.
+            rounds are the symptom. If norms are log-normal, with a standard deviation of their
+            logarithm of 0.9, chance shows it in 40% of runs of 100 rounds; with 0.7 in 10%, with 0.5 in none.
     """
     norms = history.values("grad_norm")
     places = range(max(START, len(norms) - SPAN), len(norms))
@@ -75,7 +76,8 @@ def reward_collapse(history: RoundHistory, *, zero_std: UpToOne = 0.8, entropy: 
 
     Limits:
         zero_std: fraction of groups without differences in reward, averaged over three rounds, from which this is a
-            symptom.
+            symptom. With few prompts a round, chance alone reaches 0.8 within 100 rounds: with 8 prompts in 7% of runs
+            whose true fraction is 0.5 and in 70% if it is 0.6, with 16 in 12% if it is 0.6, with 64 in 8% if it is 0.7.
         entropy: or: half of the groups are without differences and the entropy is below this fraction of its value in
             the first rounds.
     """
@@ -109,7 +111,7 @@ def reward_hacking(history: RoundHistory, *, effect: Positive = 0.2, monitors: l
 
     Limits:
         effect: rise of the reward, and fall of a monitor, from which this is a symptom; in standard deviations over the
-            completions of the first rounds. Both must also exceed three standard errors of the noise between rounds.
+            completions of the first rounds. Both must also exceed four standard errors of the noise between rounds.
         monitors: names of rewards that should not fall. Default: those of weight 0.
     """
     if len(history.rounds) < 2 * START:

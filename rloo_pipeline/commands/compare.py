@@ -36,7 +36,11 @@ def compare(folders: Sequence[Path], html: Path, summary: Path | None) -> None:
     write_text(html, comparison_page.render(data, runs))
     for row in data["runs"]:
         before, after = row["warmstart"]["accuracy"], row["final"]["accuracy"]
-        say(f"{row['run']}: held-out pass@1 {before:.1%} -> {after:.1%}, gain {100 * row['gain']:+.1f} points")
+        low, high = (100 * end for end in row["gain_ci95"])
+        say(
+            f"{row['run']}: held-out pass@1 {before:.1%} -> {after:.1%}, gain {100 * row['gain']:+.1f} points "
+            f"(95% interval {low:+.1f} to {high:+.1f})"
+        )
     differences = [name for name, fact in data["shared"].items() if not fact["same"]]
     say(f"{'different: ' + ', '.join(differences) + '; ' if differences else ''}see {html}")
 

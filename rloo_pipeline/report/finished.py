@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rloo_pipeline.artifacts import lineage, tables
 from rloo_pipeline.artifacts.files import check_facts, read_artifact
 from rloo_pipeline.artifacts.prompt_set import PromptSet
-from rloo_pipeline.checks.statistics import Array
+from rloo_pipeline.checks.statistics import Array, Flags
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging.completions import is_correct
@@ -36,14 +36,20 @@ class FinishedRun(NamedTuple):
     """prompt_id of each training prompt."""
     held_out_prompts: list[str]
     """prompt_id of each evaluated held-out prompt."""
-    accuracy: Array
-    """The final policy's share of right samples, [held-out prompts]."""
+    right: Flags
+    """True for the final policy's right samples, [held-out prompts, samples]."""
     functions: dict[str, str]
     """Digests of the user's code or the reward model that scored the final policy, by column. Earlier releases recorded
     only reward models that the run had trained.
     """
     seconds: dict[str, float]
     """Wall-clock seconds of all jobs of each stage."""
+
+    @property
+    def accuracy(self) -> Array:
+        """The final policy's share of right samples, [held-out prompts]."""
+        shares: Array = self.right.mean(axis=1)
+        return shares
 
     @property
     def name(self) -> str:
@@ -75,11 +81,11 @@ def read(folder: Path) -> FinishedRun:
     samples = config.evaluation.num_generations
     columns = ["prompt_id", "sample", *(tables.score_column(reward.column) for reward in config.rewards)]
     completions = read_completions(folder, "final", columns=columns)
-    accuracy = is_correct(config, completions, samples).mean(axis=1)
-    if not isclose(accuracy.mean(), final["accuracy"]):
+    right = is_correct(config, completions, samples)
+    if not isclose(right.mean(), final["accuracy"]):
         raise OutdatedEvaluationError(
             f"{folder / 'summary.json'}: {final['accuracy']:.1%} of the final policy's answers are right, but by the "
-            f"folder's config.yaml {accuracy.mean():.1%}; {_finish(folder)}"
+            f"folder's config.yaml {right.mean():.1%}; {_finish(folder)}"
         )
     for name in ("warmstart", "final"):
         file = folder / "evaluation" / name / "completions.parquet"
@@ -92,7 +98,7 @@ def read(folder: Path) -> FinishedRun:
         of_same_prompts(read_held_out(folder, range(1, config.rounds + 1))),
         PromptSet(folder / "prompts" / "train").table["prompt_id"].to_pylist(),
         completions["prompt_id"].to_pylist()[::samples],
-        accuracy,
+        right,
         _versions(tables.footer(completions)),
         {cost.stage: round(cost.seconds, 1) for cost in costs(jobs_of(folder, config.rounds))},
     )

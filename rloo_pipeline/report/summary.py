@@ -140,11 +140,16 @@ def gains_of(config: Config, run: Path, pair: Pair) -> dict[str, dict[str, Any]]
     """
     samples = config.evaluation.num_generations
     # number of independent samples behind each value, if scores have two values
-    drawn = {f"pass@{k}": samples // k for k in statistics.powers_of_two(samples)} | {"truncated": samples}
+    drawn: dict[str, float] = {f"pass@{k}": samples // k for k in statistics.powers_of_two(samples)}
+    drawn["truncated"] = samples
     widths: dict[str, float] = {}
     for name in score_names(config.rewards):
-        if values := statistics.two_values(*(scores_of(table, name, samples) for table in pair)):
-            drawn[f"rewards/{name}"], widths[f"rewards/{name}"] = samples, values[1] - values[0]
+        scores = [scores_of(table, name, samples) for table in pair]
+        if values := statistics.two_values(*scores):
+            drawn[f"rewards/{name}"], widths[f"rewards/{name}"] = (
+                statistics.samples_each(*scores),
+                values[1] - values[0],
+            )
     before, after = (_values(config, table, samples) for table in pair)
     greedy = read_pair(run, "greedy")
     if len(greedy[0]):
@@ -254,7 +259,7 @@ def win_rate(before: Array, after: Array) -> Estimate | None:
     pairs = after[:, :, None], before[:, None, :]
     differences = np.where(np.isclose(*pairs, rtol=statistics.ROUNDING, atol=0.0), 0.0, np.subtract(*pairs))
     wins = np.where(np.isnan(differences), np.nan, (np.sign(differences) + 1) / 2)
-    return _over_prompts(wins.reshape(len(wins), -1), before.shape[1])
+    return _over_prompts(wins.reshape(len(wins), -1), statistics.samples_each(before, after))
 
 
 def judged_rate(verdicts: Array) -> tuple[Estimate | None, float | None]:
@@ -270,10 +275,11 @@ def judged_rate(verdicts: Array) -> tuple[Estimate | None, float | None]:
     both = ~np.isnan(verdicts).any(axis=0)
     named = np.sign(verdicts[:, both] - 0.5)
     same = float((named[0] == named[1]).mean()) if both.any() else None
-    return _over_prompts(verdicts.mean(axis=0), verdicts.shape[2]), same
+    of_pairs = verdicts.mean(axis=0)
+    return _over_prompts(of_pairs, statistics.samples_each(of_pairs)), same
 
 
-def _over_prompts(wins: Array, samples: int) -> Estimate | None:
+def _over_prompts(wins: Array, samples: float) -> Estimate | None:
     """The mean over prompts of [prompts, pairs], NaN for pairs that do not count; `samples` of a prompt's pairs are
     independent of each other.
     """

@@ -77,6 +77,23 @@ def test_pairs_of_the_same_completions_are_not_independent() -> None:
     assert rate.ci95[1] - rate.ci95[0] >= np.diff(share_interval(rate.value, 4 * 8))
 
 
+def test_completions_without_a_score_do_not_make_a_win_rate_surer() -> None:
+    draw, none = np.random.default_rng(3), np.full((40, 7), NAN)
+    before, after = draw.normal(size=(40, 1)), draw.normal(1, 1, (40, 1))
+    assert win_rate(np.hstack([before, none]), np.hstack([after, none])) == win_rate(before, after)
+    verdicts = draw.integers(0, 2, (2, 40, 1)).astype(float)
+    assert judged_rate(np.concatenate([verdicts, [none] * 2], axis=2)) == judged_rate(verdicts)
+
+
+def test_the_interval_of_the_accuracy_has_its_coverage_where_few_prompts_have_most_of_the_pairs() -> None:
+    draw, keys = np.random.default_rng(4), [str(pair % 10 if pair < 910 else pair) for pair in range(1000)]
+    lengths, hits = np.ones((1000, 2)), 0
+    for _ in range(150):
+        low, high = measures(draw.random(1000), np.full(1000, 0.02), keys, lengths, 0)["accuracy"]["ci95"]
+        hits += low <= 0.98 <= high
+    assert hits >= 0.93 * 150
+
+
 @pytest.mark.parametrize(("prompts", "samples", "shift"), [(10, 4, 2.9), (50, 1, 1.8)])
 def test_the_intervals_of_win_rates_have_their_coverage(prompts, samples, shift) -> None:
     """Of high rates, of which Student's interval and the bootstrap's miss a tenth."""

@@ -15,6 +15,7 @@ from rloo_pipeline.checks.statistics import (
     holm,
     informative,
     pass_at_k,
+    samples_each,
     share_difference,
     sign_flip_p,
 )
@@ -236,6 +237,15 @@ def test_scores_with_two_values_are_shares_and_others_means() -> None:
     assert estimate_scores(scores * np.nan, 100, 1) is None
     sums, expected = np.array([0.1 + 0.2, *[0.3] * 3, *[0.0] * 46]), binomtest(4, 50).proportion_ci()
     assert estimate_scores(sums[:, None], 100, 1).ci95 == pytest.approx((0.3 * expected.low, 0.3 * expected.high))
+
+
+def test_completions_without_a_score_do_not_make_a_mean_surer() -> None:
+    scores = np.array([[1.0, 1.0], [0.0, 0.0], *[[1.0, 0.0]] * 28])
+    with_none = np.hstack([scores, np.full((30, 3), np.nan)])
+    assert estimate_scores(with_none, 100, 0) == estimate_scores(scores, 100, 0)
+    with_none[0, 2:] = 1.0
+    assert samples_each(scores, with_none) == pytest.approx(60 / (59 / 2 + 1 / 5))
+    assert samples_each(scores[:0]) == 1
 
 
 def test_sums_in_another_order_do_not_differ() -> None:

@@ -88,7 +88,7 @@ def test_numbers_by_hand() -> None:
     compared = compare_arms(values, others, 100, 0)
     assert compared.value == pytest.approx(0.45 / 3)
     u = mannwhitneyu(values.ravel(), others.ravel()).statistic
-    assert compared.improvement == pytest.approx(u / 9)
+    assert compared.improvement == pytest.approx((u - 2) / 6), "without the pairs of equal seeds, of which it wins two"
     assert compared.p == pytest.approx(4 / 8), "signs with which 0.4, 0.1 and 0.05 have a sum of at least 0.45"
     assert ttest_1samp((values - others).ravel(), 0).pvalue < compared.p
 
@@ -156,8 +156,22 @@ def test_where_all_seeds_seen_are_better_the_chance_to_improve_is_not_certain() 
         assert abs(7 / 9 - end) == pytest.approx(t.ppf(0.975, 4) * np.sqrt(spread))
 
 
+def test_seeds_that_both_arms_share_do_not_make_an_improvement_likelier() -> None:
+    """Starts that differ more than the arms: a run of one beats a run of the other whenever its start is better."""
+    levels = np.array([[0.2], [0.5], [0.9]]).repeat(4, axis=1)
+    assert compare_arms(levels + 0.01, levels, 100, 0).improvement == 0.5
+    draw = np.random.default_rng(0)
+    found = []
+    for _ in range(400):
+        starts = draw.normal(0.5, 0.1, (3, 1))
+        arms = [starts + draw.normal(mean, 0.02, (3, 1)) for mean in (0.03, 0.0)]
+        found.append(compare_arms(*arms, 100, 0).improvement)
+    truth = norm.cdf(0.03 / np.sqrt(2 * (0.1**2 + 0.02**2)))
+    assert np.mean(found) == pytest.approx(truth, abs=4 * np.std(found) / np.sqrt(400))
+
+
 def test_with_two_seeds_nothing_is_said_about_training() -> None:
     values = np.array([[1.0, 0.0], [1.0, 1.0]])
     assert summarize_arm(values).mean.ci95 is None
     compared = compare_arms(values, values[::-1], 100, 0)
-    assert (compared.ci95, compared.p, compared.improvement_ci95) == (None,) * 3
+    assert (compared.ci95, compared.p, compared.improvement, compared.improvement_ci95) == (None,) * 4

@@ -10,6 +10,7 @@ from helpers import mini, printed
 from synthetic_runs import metrics_of, write_config, write_log
 
 from rloo_pipeline.artifacts.files import read_json, write_json
+from rloo_pipeline.checks.history import RoundHistory
 from rloo_pipeline.checks.registry import SYMPTOMS
 from rloo_pipeline.commands.watch import diagnose as print_table
 from rloo_pipeline.config import Config, Gates
@@ -164,6 +165,21 @@ def test_noise_between_small_rounds_is_not_reward_hacking(prompts: int) -> None:
             rounds[place] = rounds[place] | {"round": place + 1} | means
         hacked += "reward_hacking" in named(diagnose(rounds, monitors=["worked"]))
     assert hacked <= 2, "the thresholds alone take it for this in more than half of such runs"
+
+
+def test_beside_a_reward_that_rises_monitors_that_vary_by_chance_are_not_hacked() -> None:
+    """A hundred rounds of 8 prompts, of which three standard errors take 15% of such runs for it."""
+    hacked, ramp, hacking = 0, np.minimum(np.arange(100) / 30, 1), SYMPTOMS["reward_hacking"].evidence
+    for seed in range(100):
+        noise = np.random.default_rng(seed).normal(0, 0.29, (4, 100))
+        values = {"reward": noise[0] + 1.5 * ramp} | {f"rewards/m{n}/mean": noise[n] for n in (1, 2, 3)}
+        constant = {"reward_std": 1.0} | {f"rewards/m{n}/std": 1.0 for n in (1, 2, 3)}
+        rounds = [
+            {"round": n + 1, **constant} | {name: of_rounds[n] for name, of_rounds in values.items()}
+            for n in range(100)
+        ]
+        hacked += any(hacking(RoundHistory(rounds[:end], ("m1", "m2", "m3"))) for end in range(6, 101))
+    assert hacked <= 5
 
 
 def test_a_short_run_without_any_signal_is_judged_after_its_last_round() -> None:

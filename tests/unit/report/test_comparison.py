@@ -255,6 +255,19 @@ def test_more_samples_do_not_count_as_different_sampling(pair, tmp_path) -> None
     assert comparison.difference(more, second)["value"] is not None
 
 
+def test_of_the_run_with_more_samples_as_many_count_as_the_other_has(pair) -> None:
+    """Equally good policies: 16 samples hit some prompts once, and one sample of each hits one prompt or none."""
+    first, second = (finished.read(folder) for folder in pair)
+    draw, prompts = np.random.default_rng(0), len(first.right)
+    below = 0
+    for _ in range(100):
+        runs = [of._replace(right=draw.random((prompts, of_each)) < 0.02) for of, of_each in ((first, 1), (second, 16))]
+        found = comparison.difference(*runs)
+        below += found["p"] <= 0.05
+        assert found["value"] == pytest.approx(runs[1].right[:, :1].mean() - runs[0].right.mean())
+    assert below <= 10
+
+
 def test_only_comparisons_with_a_p_value_count_in_its_correction(folders, tmp_path) -> None:
     runs = [finished.read(folder) for folder in folders]
     runs[1] = runs[1]._replace(held_out_prompts=runs[1].held_out_prompts[1:])
@@ -413,7 +426,11 @@ def test_it_is_a_command(folders, tmp_path) -> None:
     outputs = tmp_path / "c.html", tmp_path / "c.json"
     outcome = done("compare", *folders, "--output", outputs[0], "--summary", outputs[1])
     assert f"see {outputs[0]}" in outcome.stderr
-    assert re.search(r"pass@1 \d+\.\d% -> \d+\.\d%, gain [+-]\d+\.\d points$", outcome.stderr, re.MULTILINE)
+    assert re.search(
+        r"pass@1 \d+\.\d% -> \d+\.\d%, gain [+-]\d+\.\d points \(95% interval [+-]\d+\.\d to [+-]\d+\.\d\)$",
+        outcome.stderr,
+        re.MULTILINE,
+    )
     assert len(json.loads(outputs[1].read_text())["runs"]) == 3
     wrong = rloo("compare", folders[0], "--output", outputs[0])
     assert (wrong.returncode, wrong.stderr.count("\n")) == (1, 1)
