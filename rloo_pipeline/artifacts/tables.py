@@ -23,7 +23,7 @@ from rloo_pipeline.artifacts import episodes, image_store
 from rloo_pipeline.artifacts.files import REMEDY, atomic_write, check_facts
 from rloo_pipeline.errors import UserError, naming, one_line
 from rloo_pipeline.runtime import import_shims
-from rloo_pipeline.version import __version__
+from rloo_pipeline.version import with_commit
 
 import_shims.prepare_arrow()
 
@@ -181,7 +181,7 @@ def write(
 def build(rows: pa.Table | Sequence[Mapping[str, object]], schema: pa.Schema, kind: str, **about: object) -> pa.Table:
     """The table that `read` returns once this one is saved, with `about` in its footer."""
     table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(list(rows), schema=schema)
-    facts = {"schema_version": SCHEMA_VERSION, "kind": kind, "package_version": __version__, **_common.get(), **about}
+    facts = {"schema_version": SCHEMA_VERSION, "kind": kind, "package_version": with_commit(), **_common.get(), **about}
     return table.cast(schema).replace_schema_metadata({key: str(value) for key, value in facts.items()})
 
 

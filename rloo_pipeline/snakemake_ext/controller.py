@@ -34,6 +34,7 @@ from rloo_pipeline.snakemake_ext import (
     shared_cache,
     slurm_job_steps,
     steps,
+    updated_package,
 )
 from rloo_pipeline.snakemake_ext.logger import tell_displays
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
@@ -73,6 +74,7 @@ BEFORE_RUNNING: Steps = (
     lost_metadata.refuse_kept,
     adoption.refuse_copy,
     lost_metadata.ask_about_functions,
+    updated_package.refuse_retraining,
     early_stop.refuse_earlier,
     lost_metadata.settle_functions,
     adoption.check,

@@ -31,6 +31,9 @@ SENTENCES = {
     "software_stack_changed": "the image has changed",
 }
 """Attribute of Snakemake's `Reason` → words."""
+NOT_SET = "(not set)"
+"""Stands for the value of a key that only the other side has."""
+CODE = "the code of the stage, or of your functions, has changed"
 FOLLOWS = "depends on a job that runs again"
 LONGEST_VALUE = 60
 """Maximum number of characters of a value that are shown."""
@@ -50,6 +53,8 @@ def lines(jobs: Sequence[Any], runs: Sequence[Path]) -> Iterator[str]:
         return
     yield f"{counted(len(jobs), 'job')} would run:"
     yield from (f"  {line}" for line in explain(jobs))
+    if any(is_by_code(job.dag.reason(job)) for job in jobs):
+        yield "If this package was updated, --rerun-triggers mtime input keeps what the version before has finished."
     newer = {Path(file) for job in jobs for file in newer_inputs(job.dag.reason(job))}
     if any(file.is_relative_to(run) for file in newer for run in runs):
         yield "If the run was copied without times, `rloo adopt` with the same configuration accepts its files instead."
@@ -109,6 +114,15 @@ def _changes(params: Any) -> list[str]:
     return ["other parameters"]
 
 
+def is_by_code(reason: Any) -> bool:
+    """True if a job runs since code or a rule has changed, and no key has another value: one that another version of
+    this package does not have does not count.
+    """
+    changes = _changes(reason.params_changed) if reason.params_changed else []
+    of_keys = (change for change in changes if change != CODE and NOT_SET not in change)
+    return not reason.forced and bool(CODE in changes or reason.code_changed) and not any(of_keys)
+
+
 def _differences(before: list[Any], now: list[Any]) -> Iterator[str]:
     """The configuration keys that differ, and the stage's code if it differs: `source` is the only parameter that is a
     string.
@@ -116,12 +130,12 @@ def _differences(before: list[Any], now: list[Any]) -> Iterator[str]:
     old, new = dict(_flat(before)), dict(_flat(now))
     lines = list[str]()
     for key in sorted(old.keys() | new.keys()):
-        old_value, new_value = (_value(values[key]) if key in values else "(not set)" for values in (old, new))
+        old_value, new_value = (_value(values[key]) if key in values else NOT_SET for values in (old, new))
         if (key in old) != (key in new) or old[key] != new[key]:
             lines.append(f"{key[1]}: {old_value} → {new_value}")
     yield from dict.fromkeys(lines)  # the same change in several runs once
     if any(isinstance(value, str) for value in [*before, *now]):
-        yield "the code of the stage, or of your functions, has changed"
+        yield CODE
 
 
 def _flat(parameters: Iterable[Any]) -> Iterator[tuple[tuple[int, str], Any]]:

@@ -337,6 +337,27 @@ def test_an_edit_that_changes_what_code_does_reruns_the_stages_that_use_it(finis
         assert finished.planned() == expected
 
 
+def test_an_update_of_the_package_trains_a_finished_run_again_only_if_the_user_says_so(finished, tmp_path) -> None:
+    project = Project(tmp_path / "project").take(finished)
+    file, (before, after) = project.folder / "rloo_pipeline" / "algorithm" / "loss.py", FORMULA
+    start, _, end = file.read_text().rpartition(before)
+    file.write_text(start + after + end)
+    files = project.files("**/*")
+    outcome = project.snakemake("--cores", "1")
+    assert outcome.returncode == 1
+    said = " ".join((outcome.stdout + outcome.stderr).split())
+    assert re.search(r"this package has changed since results/mini/policies/00001 was made \(by 0\.1\S*\), so", said)
+    assert project.files("**/*") == files
+    assert project.planned("--rerun-triggers", "mtime", "input") == set()
+    remedy = re.search(r"make all of it again, add (--forcerun)((?: [a-z_]+)+);", said)
+    assert remedy is not None
+    assert project.planned(remedy[1], *remedy[2].split()) == updates() | SECOND_ROUND | FINAL | REPORT
+    # forced jobs are chosen: the call goes on to the first of them
+    outcome = project.snakemake("--cores", "1", remedy[1], *remedy[2].split(), "--until", "update")
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert "rule update:" in outcome.stdout + outcome.stderr
+
+
 def test_edits_that_change_no_result_rerun_nothing(finished) -> None:
     """A comment and a changed docstring in every file rerun nothing, nor do edits of code that only reports on a run:
     the command line, the TensorBoard files, the page of symptoms.

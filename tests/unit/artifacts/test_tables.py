@@ -12,6 +12,7 @@ from rloo_pipeline.artifacts import files, round_tables, tables
 from rloo_pipeline.artifacts.round_tables import RoundFiles
 from rloo_pipeline.config import Rollout
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.version import COMMIT, __version__
 
 
 def write_round(folder: Path, **changes: list) -> RoundFiles:
@@ -183,6 +184,16 @@ def test_a_round_is_read_with_what_belongs_to_it(tmp_path) -> None:
 def test_what_does_not_belong_together_gives_a_one_line_error(changes, belongs, sentence, tmp_path) -> None:
     with pytest.raises(UserError, match=f"{sentence}.*; delete it and run again"):
         write_round(tmp_path, **changes).read(**{"vocabulary": 8, **belongs})
+
+
+@pytest.mark.parametrize(
+    ("commit", "version"),
+    [("", __version__), ("0123456789abcdef", f"{__version__}+g0123456789ab"), ("c0ffee changed", ".changed")],
+)
+def test_a_footer_says_which_version_wrote_the_table(commit, version, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv(COMMIT, commit)
+    [file] = write_round(tmp_path).rollouts
+    assert tables.facts_in(file)["package_version"].endswith(version)
 
 
 def test_scores_of_other_rollouts_are_refused(tmp_path) -> None:

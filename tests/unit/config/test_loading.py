@@ -140,6 +140,20 @@ def test_a_key_that_nothing_would_read_is_refused_but_not_in_a_finished_run(chan
     load(file, changes)
 
 
+def test_a_run_of_a_version_with_another_key_is_not_taken_for_a_mistake_of_the_user(tmp_path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(sealed(TEXT.replace("seed: 1", "seed: 1\nlearning_rate: 1")))
+    with pytest.raises(UserError) as error:
+        load(file)
+    assert str(error.value) == (
+        f"{file}: this version of the package cannot read it (unknown key 'learning_rate'), but the one that wrote it "
+        "can: the run's report.html names its commit"
+    )
+    file.write_text(sealed(TEXT))
+    with pytest.raises(UserError, match="unknown key 'temperatur'"):
+        load(file, ["temperatur=1"])
+
+
 def test_a_preset_may_set_what_another_clip_does_not_read() -> None:
     for clip in ("none", "cispo"):
         assert load(MINI, [f"algorithm={{preset: gspo, clip: {clip}}}"]).algorithm.epsilon == 3e-4

@@ -66,6 +66,16 @@ def test_the_page_has_every_arm_and_every_run_with_its_link(study) -> None:
     assert "so its interval allows for other seeds, but not for other problems" in text
 
 
+def test_arms_of_another_commit_of_this_package_are_told(tmp_path) -> None:
+    folder = make(tmp_path / "study", [0])
+    assert "Several versions" not in page_of(folder)
+    file = folder / "better" / "0" / "summary.json"
+    summary = read_json(file)
+    own = summary["versions"]["rloo_pipeline"]
+    write_json(file, summary | {"versions": summary["versions"] | {"rloo_pipeline": "0.0.1+gc0ffee"}})
+    assert f"Several versions of this package made these runs (0.0.1+gc0ffee, {own});" in page_of(folder)
+
+
 def test_the_headline_names_arms_that_differ_where_there_are_seeds_enough_to_tell(study) -> None:
     summary = read_json(study / "experiment.json")
     for row in summary["comparisons"]:

@@ -11,6 +11,7 @@ from synthetic_runs import configuration, make_run, page_words
 
 from rloo_pipeline.report import origin
 from rloo_pipeline.runtime import installation
+from rloo_pipeline.version import __version__
 
 
 def page_text(run: Path) -> str:
@@ -43,6 +44,11 @@ def test_the_commit_comes_from_the_controller(commit, differs, tmp_path, monkeyp
     checkout = "git checkout c0ffee" if differs else "git -C path/to/rloo_pipeline checkout c0ffee"
     assert f"{checkout} && rloo run results/synthetic/config.yaml" in text
     assert ("Sources differed from that commit" in text) == differs
+
+
+def test_versions_name_the_commit_of_this_package(monkeypatch) -> None:
+    monkeypatch.setenv(origin.COMMIT, "0123456789abcdef changed")
+    assert origin.versions()["rloo_pipeline"] == f"{__version__}+g0123456789ab.changed"
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -37,6 +37,7 @@ from rloo_pipeline.report.page import check_figures, render, verdict
 from rloo_pipeline.report.summary import so_far, summarize_run, training_prompts
 from rloo_pipeline.stages.report import report
 from rloo_pipeline.stages.report_so_far import report_so_far
+from rloo_pipeline.version import COMMIT, __version__
 
 
 @pytest.fixture(scope="module")
@@ -410,6 +411,17 @@ def test_a_lack_of_memory_stands_on_the_page(tmp_path: Path) -> None:
     write_log(run, "evaluate/final.log", "torch.OutOfMemoryError: CUDA out of memory")
     text = page_words(run, config)
     assert "out of memory6evaluate/final: torch.OutOfMemoryError: CUDA out of memory" in text
+
+
+def test_rounds_of_another_commit_of_this_package_are_told(tmp_path: Path, monkeypatch) -> None:
+    config = configuration(rounds=2).only("report")
+    monkeypatch.setenv(COMMIT, "c0ffee")
+    run = make_run(tmp_path / "run", config)
+    assert "earlier_versions" not in summarize_run(config, run)
+    monkeypatch.setenv(COMMIT, "decade changed")
+    summary = summarize_run(config, run)
+    assert summary["earlier_versions"] == {"rloo_pipeline": {f"{__version__}+gc0ffee": 1}}
+    assert summary["versions"]["rloo_pipeline"] == f"{__version__}+gdecade.changed"
 
 
 def test_a_package_that_changed_during_the_run_is_named_with_its_versions(tmp_path: Path, page: str, caplog) -> None:

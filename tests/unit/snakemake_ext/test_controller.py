@@ -108,6 +108,7 @@ def starting(monkeypatch, tmp_path) -> Controller:
     )
     slurm.results, slurm.workflow.local_exec = Path("results"), False
     slurm.workflow.dag, slurm.workflow.scheduler = SimpleNamespace(jobs=[], needrun_jobs=list), SimpleNamespace()
+    slurm.workflow.dag.reason = lambda _: Reason()
     slurm.workflow.persistence = SimpleNamespace(_read_record=lambda _: None)
     slurm.workflow.storage_settings = SimpleNamespace(shared_fs_usage=SharedFSUsage.all())
     read(slurm, "mine.yaml")
@@ -138,7 +139,6 @@ def test_a_run_whose_report_will_be_made_again_is_not_finished_from_the_start(st
     assert is_finished(run, config), "no job of this call makes the summary"
     summary = SimpleNamespace(input=[], output=[str(run / "summary.json")])
     starting.workflow.dag.needrun_jobs = lambda: [summary]
-    starting.workflow.dag.reason = lambda _: Reason()
     file_of_a_colleague = (run / "summary.json").stat().st_ino
     starting.start()
     assert not is_finished(run, config)
@@ -147,7 +147,8 @@ def test_a_run_whose_report_will_be_made_again_is_not_finished_from_the_start(st
 
 def test_a_finished_run_does_not_run_again_only_because_a_copy_has_lost_its_times(starting) -> None:
     summary = Path("results/mini/summary.json")
-    reason = SimpleNamespace(updated_input={"results/mini/prompts"}, updated_input_run=set[str](), forced=False)
+    reason = Reason()
+    reason._updated_input = {"results/mini/prompts"}
     starting.workflow.dag.needrun_jobs = lambda: [SimpleNamespace(input=[], output=["results/mini/policies/00001"])]
     starting.workflow.dag.reason = lambda _: reason
     record = SimpleNamespace(endtime=None)
@@ -164,11 +165,11 @@ def test_a_finished_run_does_not_run_again_only_because_a_copy_has_lost_its_time
     record.endtime = summary.stat().st_mtime
     starting.start()  # not a copy: a target or `--until` may have remade a part
     record.endtime = None
-    reason.updated_input_run = {"results/mini/prompts"}
+    reason._updated_input_run = {"results/mini/prompts"}
     starting.start()  # made in this call
-    reason.updated_input, reason.updated_input_run = {"data.jsonl"}, set()
+    reason._updated_input, reason._updated_input_run = {"data.jsonl"}, set()
     starting.start()
-    reason.updated_input, reason.forced = {"results/mini/prompts"}, True
+    reason._updated_input, reason.forced = {"results/mini/prompts"}, True
     starting.start()
     reason.forced = False
     os.utime(summary, (1, 1))

@@ -419,12 +419,41 @@ def test_a_reason_in_words(reason, text) -> None:
     assert dry_run.explain([planned("report", **reason)]) == [f"{text}: 1 job (report)"]
 
 
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        (params("abc", "abd"), True),
+        ({"code_changed": True}, True),
+        (params("abc", "abd") | {"forced": True}, False),
+        (params(BEFORE, BEFORE | {"seed": 2}), False),
+        (params(BEFORE, BEFORE | {"new": None}), False),
+        ({"missing_output": {"a"}}, False),
+    ],
+)
+def test_a_job_that_runs_for_code_alone_is_told_from_others(reason, expected) -> None:
+    assert dry_run.is_by_code(planned("update", **reason).dag.reason(None)) is expected
+
+
+@pytest.mark.parametrize(("now", "expected"), [({"new": None}, True), ({"seed": 2}, False)])
+def test_a_key_that_a_version_of_the_package_added_is_no_choice_of_the_user(now, expected) -> None:
+    both = ParamsChange(only_old={repr(BEFORE), repr("abc")}, only_new={repr(BEFORE | now), repr("abd")})
+    assert dry_run.is_by_code(planned("update", params_changed=both).dag.reason(None)) is expected
+
+
 def test_files_of_the_run_that_are_newer_may_be_a_copys(tmp_path) -> None:
     def lines(newer: str) -> list[str]:
         return list(dry_run.lines([planned("rollout", updated_input={newer})], [tmp_path]))
 
     assert any("copied without times, `rloo adopt`" in line for line in lines(f"{tmp_path}/prompts"))
     assert not any("rloo adopt" in line for line in lines("data.jsonl"))
+
+
+def test_a_dry_run_says_how_to_keep_what_another_version_has_finished(tmp_path) -> None:
+    def lines(*sources: str) -> list[str]:
+        return list(dry_run.lines([planned("update", **params(*sources))], [tmp_path]))
+
+    assert any("--rerun-triggers mtime input keeps" in line for line in lines("abc", "abd"))
+    assert not any("--rerun-triggers" in line for line in lines([1], [2]))
 
 
 def test_jobs_are_counted_by_their_reason() -> None:
