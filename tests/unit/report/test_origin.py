@@ -46,32 +46,40 @@ def test_the_commit_comes_from_the_controller(commit, differs, tmp_path, monkeyp
     assert ("Sources differed from that commit" in text) == differs
 
 
-def test_versions_name_the_commit_of_this_package(monkeypatch) -> None:
-    monkeypatch.setenv(origin.COMMIT, "0123456789abcdef changed")
-    assert origin.versions()["rloo_pipeline"] == f"{__version__}+g0123456789ab.changed"
-
-
 def git(folder: Path, *arguments: str) -> str:
     command = ["git", "-C", str(folder), "-c", "user.name=x", "-c", "user.email=x@x.invalid", *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def test_the_controller_passes_on_the_commit_of_its_sources(tmp_path) -> None:
+def test_the_controller_passes_on_the_commit_and_the_version_of_its_sources(tmp_path) -> None:
     project = Project(tmp_path / "project")
     git(project.folder, "init", "-q")
-    code = "import os; from rloo_pipeline.report import origin; origin.note_commit(); print(os.environ[origin.COMMIT])"
+    code = (
+        "import os; from rloo_pipeline.report import origin; origin.note_commit(); "
+        "print(os.environ[origin.COMMIT], origin.versions()['rloo_pipeline'], sep='; ')"
+    )
 
-    def commit_in_environment() -> str:
+    def noted() -> str:
         command = [sys.executable, "-c", code]
         outcome = subprocess.run(
             command, cwd=project.folder, env=project.environment, check=True, capture_output=True, text=True
         )
-        return outcome.stdout.rstrip("\n")
+        return outcome.stdout.strip()
 
-    assert commit_in_environment() == ""
+    assert noted() == f"; {__version__}"
     git(project.folder, "add", "Snakefile", "rloo_pipeline")
-    git(project.folder, "commit", "-qm", "all")
-    commit = git(project.folder, "rev-parse", "HEAD")
-    assert commit_in_environment() == commit
+    git(project.folder, "commit", "-qm", "code")
+    of_code = git(project.folder, "rev-parse", "HEAD")
+    version = f"{__version__}+g{of_code[:12]}"
+    assert noted() == f"{of_code}; {version}"
+    own = project.folder / "my-run.yaml"
+    own.write_text("rounds: 2\n")
+    git(project.folder, "add", own.name)
+    git(project.folder, "commit", "-qm", "a configuration is no other version")
+    head = git(project.folder, "rev-parse", "HEAD")
+    assert head != of_code
+    assert noted() == f"{head}; {version}"
+    own.write_text("rounds: 3\n")
+    assert noted() == f"{head} changed; {version}"
     (project.folder / "Snakefile").write_text("# another\n")
-    assert commit_in_environment() == f"{commit} changed"
+    assert noted() == f"{head} changed; {version}.changed"

@@ -37,7 +37,7 @@ from rloo_pipeline.report.page import check_figures, render, verdict
 from rloo_pipeline.report.summary import so_far, summarize_run, training_prompts
 from rloo_pipeline.stages.report import report
 from rloo_pipeline.stages.report_so_far import report_so_far
-from rloo_pipeline.version import COMMIT, __version__
+from rloo_pipeline.version import VERSION
 
 
 @pytest.fixture(scope="module")
@@ -415,13 +415,13 @@ def test_a_lack_of_memory_stands_on_the_page(tmp_path: Path) -> None:
 
 def test_rounds_of_another_commit_of_this_package_are_told(tmp_path: Path, monkeypatch) -> None:
     config = configuration(rounds=2).only("report")
-    monkeypatch.setenv(COMMIT, "c0ffee")
+    monkeypatch.setenv(VERSION, "0.1.0+gc0ffee")
     run = make_run(tmp_path / "run", config)
     assert "earlier_versions" not in summarize_run(config, run)
-    monkeypatch.setenv(COMMIT, "decade changed")
+    monkeypatch.setenv(VERSION, "0.1.0+gdecade.changed")
     summary = summarize_run(config, run)
-    assert summary["earlier_versions"] == {"rloo_pipeline": {f"{__version__}+gc0ffee": 1}}
-    assert summary["versions"]["rloo_pipeline"] == f"{__version__}+gdecade.changed"
+    assert summary["earlier_versions"] == {"rloo_pipeline": {"0.1.0+gc0ffee": 1}}
+    assert summary["versions"]["rloo_pipeline"] == "0.1.0+gdecade.changed"
 
 
 def test_a_package_that_changed_during_the_run_is_named_with_its_versions(tmp_path: Path, page: str, caplog) -> None:
