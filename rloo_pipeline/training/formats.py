@@ -19,7 +19,7 @@ def trains_in(dtype: Dtype) -> bool:
     if dtype == "float32":
         return True
     if dtype == "bfloat16" and devices.device_type() == "cuda":
-        return max(_compute_capabilities(), default=inf) >= OLDEST_BFLOAT16
+        return min(_compute_capabilities(), default=inf) >= OLDEST_BFLOAT16  # a job may run on any of them
     accelerator = deepspeed_config.accelerator()
     return bool(accelerator.is_fp16_supported() if dtype == "float16" else accelerator.is_bf16_supported())
 

@@ -349,8 +349,9 @@ def test_tokens_of_evaluations_include_those_beside_rollouts_and_the_curve_has_o
         write_json(run / "rounds" / f"{number:05d}" / "held_out.json", held_out_of(number, 20))
     text = Reader(render(config, run, summarize_run(config, run))).words
     assert (
-        "The held-out accuracy of 1 earlier round is left out, because evaluation.each_round had another value" in text
-    )
+        "The held-out accuracy of 1 earlier round is left out, because evaluation.each_round had another value then, "
+        "or evaluation.num_prompts limited it otherwise."
+    ) in text
 
 
 def test_answers_without_a_score_of_the_deciding_reward_count_as_wrong_and_are_named(tmp_path: Path) -> None:

@@ -45,7 +45,10 @@ def test_what_deepspeed_does_not_train_in_is_refused(dtype, other) -> None:
     formats.check_dtype("float32")
 
 
-@pytest.mark.parametrize(("capabilities", "right"), [(["7.5"], False), (["8.0", "8.0"], True), ([], True)])
+@pytest.mark.parametrize(
+    ("capabilities", "right"),
+    [(["7.5"], False), (["8.0", "8.0"], True), (["8.0", "7.5"], False), (["7.5", "8.0"], False), ([], True)],
+)
 def test_an_old_gpu_has_no_bfloat16_which_deepspeed_would_emulate(capabilities, right, monkeypatch) -> None:
     monkeypatch.setattr(formats.devices, "device_type", lambda: "cuda")
     monkeypatch.setattr(formats.devices, "gpu_facts", {"compute_cap": capabilities}.__getitem__)
