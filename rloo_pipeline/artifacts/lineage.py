@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rloo_pipeline.artifacts.files import SEAL
 from rloo_pipeline.artifacts.manifest import MANIFEST, Manifest
 from rloo_pipeline.errors import UserError, one_line, raise_unless_missing
+from rloo_pipeline.runtime import late_files
 from rloo_pipeline.runtime.reproducible import CARD
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ def facts_of_round(run: Path, number: int) -> dict[str, str]:
 def facts_of(path: Path) -> dict[str, str]:
     """Lineage facts of a table, a folder with a manifest, or an assets folder; empty if it cannot be read."""
     try:
-        if path.is_dir():
+        if late_files.exists(path) and path.is_dir():
             about = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["about"]
             about |= {"assets": assets_digest(path)} if (path / ASSETS).exists() else {}
         elif path.suffix == ".parquet":

@@ -21,6 +21,7 @@ from rloo_pipeline.config.loading import load
 from rloo_pipeline.config.run_set import EXPERIMENT
 from rloo_pipeline.errors import UserError, naming, raise_unless_missing
 from rloo_pipeline.judging.diagnosis import STOPPED, Symptom, diagnose, monitors_of
+from rloo_pipeline.runtime import late_files
 
 NO_MEMORY = (
     *("out of memory", "memoryerror", "cannot allocate memory", "no available memory for the cache"),
@@ -239,7 +240,7 @@ def metrics_until(folder: Path, last: int) -> list[Metrics]:
     rounds: list[Metrics] = []
     for number in range(1, last + 1):
         file = metrics_of(folder, number)
-        if not file.exists():
+        if not late_files.exists(file):
             break
         metrics = _read(file)
         check_facts(file, metrics, {"round": number})
@@ -255,7 +256,7 @@ def held_out_of(folder: Path, number: int) -> Path:
 def read_held_out(run: Path, rounds: Iterable[int]) -> list[JSON]:
     """Reads held_out.json of these rounds, the accuracy of the policy that sampled each; skips rounds without one."""
     files = (held_out_of(run, number) for number in rounds)
-    measured = [_read(file) for file in files if file.exists()]
+    measured = [_read(file) for file in files if late_files.exists(file)]
     return [summary for summary in measured if summary["accuracy"] is not None]
 
 
@@ -277,7 +278,7 @@ def read_evaluation(run: Path, name: str, refused: Collection[str] = ()) -> JSON
     evaluation: JSON = read_artifact(folder / "summary.json", evaluated=name)
     for part in ("distance", "harness"):
         file = folder / f"{part}.json"
-        content = read_artifact(file) if file.exists() else None
+        content = read_artifact(file) if late_files.exists(file) else None
         if content and part in refused:
             check_facts(file, content, {"policy": evaluation["policy"]})
         evaluation[part] = content if content and content.get("policy") == evaluation["policy"] else None

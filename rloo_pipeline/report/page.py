@@ -22,7 +22,7 @@ from rloo_pipeline.report.dag import picture
 from rloo_pipeline.report.figures import bars, figure, timeline
 from rloo_pipeline.report.origin import origin
 from rloo_pipeline.report.summary import training_prompts
-from rloo_pipeline.runtime import installation
+from rloo_pipeline.runtime import installation, late_files
 
 
 def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
@@ -90,7 +90,7 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
 
 
 def _read_if_exists(file: Path, **expected: object) -> JSON | None:
-    return read_artifact(file, REMEDY, **expected) if file.exists() else None
+    return read_artifact(file, REMEDY, **expected) if late_files.exists(file) else None
 
 
 def drawn_charts(

@@ -20,6 +20,7 @@ from rloo_pipeline.judging import run_files
 from rloo_pipeline.judging.completions import is_correct, score_names, scores_of
 from rloo_pipeline.report.origin import versions
 from rloo_pipeline.report.run_tables import read_pair
+from rloo_pipeline.runtime import late_files
 from rloo_pipeline.seeds import derive
 
 Pair = tuple[pa.Table, pa.Table]
@@ -109,7 +110,7 @@ def _facts(
 def _choice(config: Config, run: Path) -> dict[str, Any]:
     """The selection of a single run on dev, and its test. An experiment has both in its own folder."""
     file = run / "selection.json"
-    if config.select is None or not file.exists():
+    if config.select is None or not late_files.exists(file):
         return {}
     [chosen] = read_artifact(file)["chosen"]
     check_facts(file, chosen, lineage.named_policy(run, chosen["round"]))
@@ -227,7 +228,7 @@ def training_prompts(config: Config, run: Path) -> JSON | None:
     if not config.measures_difficulty:
         return {"weights": select.weights}
     files = [run / "warmstart" / "difficulty" / f"{shard:03d}.parquet" for shard in range(config.rollout.shards)]
-    if not all(file.exists() for file in files):
+    if not all(map(late_files.exists, files)):
         return None
     counts = list(prompt_counts.read(files, 0).values())
     shares = np.array([counted.pass_rate for counted in counts if counted.samples]) * select.num_generations

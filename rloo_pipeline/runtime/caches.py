@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rloo_pipeline.errors import translate_write_errors
-from rloo_pipeline.runtime import progress, scratch
+from rloo_pipeline.runtime import late_files, progress, scratch
 
 OWN = ".rloo-"
 """Prefix of the files of `compiling`."""
@@ -70,7 +70,7 @@ def compiling(folder: Path, key: str) -> Iterator[None]:
         if not complete.exists():
             with contextlib.suppress(OSError):  # the lock of another user of the same folder
                 alone = _locks(until_compiled.enter_context((folder / f"{OWN}lock").open("a")).fileno())
-        if complete.exists() or not alone:
+        if late_files.exists(complete) or not alone:
             until_compiled.close()
             yield
             return

@@ -10,7 +10,7 @@ from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging.diagnosis import STOPPED, diagnose, monitors_of, showing
-from rloo_pipeline.judging.run_files import metrics_until, read_metrics
+from rloo_pipeline.judging.run_files import metrics_of, metrics_until, read_metrics
 from rloo_pipeline.runtime.progress import say
 
 
@@ -18,10 +18,16 @@ def gate(config: Config, run: Path, round_: int, output: Path) -> None:
     """Diagnoses round `round_`, which is not the last one, and writes its symptoms.
 
     Raises:
-        UserError: a symptom has the action `stop`; stopped.json in the run's folder then names it.
+        UserError: a symptom has the action `stop`, which stopped.json in the run's folder then names; or metrics of an
+            earlier round are missing.
     """
     read_metrics(run, round_)  # checks that they are of this run
     rounds, monitors = metrics_until(run, round_), monitors_of(config.rewards)
+    if len(rounds) < round_:
+        raise UserError(
+            f"{metrics_of(run, len(rounds) + 1)}: no such file, so round {round_} cannot be judged; "
+            "run the same command again, which makes the file if it is lost"
+        )
     # judging all rounds takes longer with each, so only the symptoms that show now are judged over all of them
     names = [symptom.name for symptom in diagnose(rounds, config.gates, monitors=monitors, since=round_)]
     symptoms = showing(diagnose(rounds, config.gates, monitors=monitors, only=names), round_) if names else []
