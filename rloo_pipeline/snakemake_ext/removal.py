@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rloo_pipeline.artifacts import files
+from rloo_pipeline.runtime import late_files
 from rloo_pipeline.snakemake_ext.replacing import replaces
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
@@ -23,7 +24,8 @@ def rename_first(_: SnakemakeCall) -> None:
         remove: Any, file: Any, remove_non_empty_dir: bool = False, only_local: bool = False
     ) -> None:
         path, elsewhere = Path(file), file.is_storage and not only_local
-        if elsewhere or not remove_non_empty_dir or not path.is_dir() or path.is_symlink():
+        is_folder = remove_non_empty_dir and late_files.exists(path) and path.is_dir() and not path.is_symlink()
+        if elsewhere or not is_folder:
             await remove(file, remove_non_empty_dir, only_local)
             return
         files.remove_temporary(path.parent, "*.removed")
