@@ -46,7 +46,7 @@ EMBEDDING = re.compile(r"embed|^(lm_head|wte|wpe|output|output_layer)$")
 EMBEDDING_NAMES = {"ExaoneForCausalLM": "wte"}
 """Names of embeddings that vLLM serves adapters on, by architecture; embed_tokens in the others."""
 ATTENTION_MODULES = {"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"}
-"""Modules whose adapters vLLM serves in models with experts."""
+"""Modules whose adapters vLLM serves in models with experts, by the last part of their names."""
 
 EXAMPLE = "[q_proj, k_proj, v_proj, o_proj]"
 
@@ -262,9 +262,11 @@ def _lora_problem(hf_config: Mapping[str, Any], lora: Lora) -> str | None:
             f"update.lora.target_modules without {'it' if len(unserved) == 1 else 'them'}, such as {EXAMPLE}"
         )
     experts, text = experts_key(hf_config), text_config(hf_config)
-    if experts and (named := ", ".join(sorted(targets - ATTENTION_MODULES))):
+    others = sorted(name for name in targets if name.rpartition(".")[2] not in ATTENTION_MODULES)
+    if experts and others:
         return (
-            f"{kind} has experts ({experts}: {text[experts]}), but vLLM does not serve an adapter on its {named} in "
-            f"PEFT's format; name attention modules in update.lora.target_modules, such as {EXAMPLE}"
+            f"{kind} has experts ({experts}: {text[experts]}), but vLLM does not serve an adapter on its "
+            f"{', '.join(others)} in PEFT's format; name attention modules in update.lora.target_modules, such as "
+            f"{EXAMPLE}"
         )
     return None

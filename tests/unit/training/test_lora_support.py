@@ -34,6 +34,7 @@ ATTENTION = Lora(target_modules=["q_proj", "v_proj"])
         (QWEN3, ATTENTION),
         (EXPERTS, ATTENTION),
         (MIXTRAL, ATTENTION),
+        (EXPERTS, Lora(target_modules=["self_attn.q_proj", "layers.1.self_attn.v_proj"])),
         ({**EXPERTS, "num_experts": 0}, Lora()),
         (GLM4, Lora(target_modules=["q_proj", "down_proj"])),
         (QWEN3, Lora(target_modules=["embed_tokens", "lm_head"])),
@@ -74,7 +75,8 @@ def test_what_vllm_serves_passes(config, lora, tmp_path) -> None:
         ({"architectures": ["CohereForCausalLM"]}, Lora(target_modules=["embed_tokens", "lm_head"]), "on lm_head of C"),
         ({"architectures": ["GPTNeoXForCausalLM"]}, Lora(target_modules=["embed_in"]), "an adapter on embed_in"),
         (EXPERTS, Lora(), r"num_experts: 128.*all-linear.*target_modules.*q_proj"),
-        (MIXTRAL, Lora(target_modules=["q_proj", "gate"]), r"an adapter on its gate"),
+        (MIXTRAL, Lora(target_modules=["q_proj", "gate"]), r"an adapter on its gate in"),
+        (EXPERTS, Lora(target_modules=["self_attn.q_proj", "mlp.gate"]), r"an adapter on its mlp\.gate in"),
         ({"text_config": EXPERTS, "architectures": ["X"]}, Lora(), "X has experts"),
     ],
 )
