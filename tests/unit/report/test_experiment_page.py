@@ -239,6 +239,7 @@ def test_accuracies_of_each_round_on_different_numbers_of_problems_have_no_chart
         text = page_of(changed)
         assert text.count("Held-out accuracy, each round") == charts
         assert ("The held-out accuracy of each round has no curves, because" in text) == (not charts)
+        assert ("of a round; at most evaluation.num_prompts)" in text) == (not charts)
 
 
 def test_arms_that_are_equally_good_end_best_together(changed) -> None:
