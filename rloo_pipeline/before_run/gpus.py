@@ -15,7 +15,7 @@ from rloo_pipeline.before_run.gpu_kernels import KERNELS
 from rloo_pipeline.config import Config
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.runtime.caches import cache_folder
-from rloo_pipeline.training.formats import OLDEST_BFLOAT16
+from rloo_pipeline.training.formats import NEWER_GPU, OLDEST_BFLOAT16
 
 SECONDS = 180
 """Time limit in seconds for compiling and running one kernel."""
@@ -81,9 +81,9 @@ def links(topology: list[str]) -> str:
 def compute_capability(message: str, capability: float, config: Config) -> Finding:
     """Checks that a GPU is new enough for the pinned packages and for the run's number format."""
     if capability < OLDEST and config.container.image is None:
-        return Finding("GPU", False, f"{message}; CUDA 13 needs {OLDEST}", "use newer GPUs")
+        return Finding("GPU", False, f"{message}; CUDA 13 needs {OLDEST}", f"use {NEWER_GPU}")
     if config.model.dtype == "bfloat16" and capability < OLDEST_BFLOAT16:
-        fix = "set model.dtype to float16 or float32, or use newer GPUs"
+        fix = f"set model.dtype to float16 or float32, or use {NEWER_GPU}"
         return Finding("GPU", False, f"{message}; vLLM needs {OLDEST_BFLOAT16} for bfloat16", fix)
     return Finding("GPU", True, message)
 

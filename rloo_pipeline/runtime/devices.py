@@ -203,18 +203,22 @@ def _process_name(pid: int) -> str:
 
 
 def gpu_facts(facts: str) -> list[str]:
-    """Facts about the GPUs visible here, such as `name` or `name,memory.total`, one line per GPU; all GPUs if only
-    slices of them, or none, are visible, or if nvidia-smi does not know their names.
+    """Facts about the GPUs visible here, such as `name` or `name,memory.total`, one line per GPU, for slices that of
+    their GPU; all GPUs if none are visible, or if nvidia-smi does not know their names.
     """
     query = f"--query-gpu={facts}", "--format=csv,noheader,nounits"
     return nvidia_smi(*_visible_only(), *query) or nvidia_smi(*query)
 
 
 def _visible_only() -> list[str]:
-    """The option of nvidia-smi that names the GPUs in CUDA_VISIBLE_DEVICES; empty without the variable."""
+    """The option of nvidia-smi that names the GPUs in CUDA_VISIBLE_DEVICES; empty without the variable, or if
+    nvidia-smi does not list a slice in it.
+    """
     names = visible_gpus() if "CUDA_VISIBLE_DEVICES" in os.environ else []
-    whole = [name for name in names if not name.startswith(SLICE)]
-    return ["-i", ",".join(whole)] if whole else []
+    with suppress(UserError):
+        gpus = dict.fromkeys(str(gpu_of_slice(name)) if name.startswith(SLICE) else name for name in names)
+        return ["-i", ",".join(gpus)] if gpus else []
+    return []
 
 
 def card() -> str:

@@ -10,6 +10,8 @@ from rloo_pipeline.training.deepspeed_internals import deepspeed_config
 
 OLDEST_BFLOAT16 = 8.0
 """Lowest compute capability at which vLLM runs bfloat16; torch and DeepSpeed emulate it on older GPUs."""
+NEWER_GPU = "a newer GPU (on a node with several kinds, name it in CUDA_VISIBLE_DEVICES)"
+"""Advice, to follow "use"."""
 
 
 def trains_in(dtype: Dtype) -> bool:
@@ -32,7 +34,8 @@ def _compute_capabilities() -> list[float]:
 def remedy(dtype: Dtype) -> str:
     """Advice for a 16-bit format that this machine lacks."""
     other = "bfloat16" if dtype == "float16" else "float16"
-    return f"set model.dtype to {other} or float32, or use a machine whose processor or GPU supports it"
+    supported = NEWER_GPU if devices.device_type() == "cuda" else "a machine whose processor supports it"
+    return f"set model.dtype to {other} or float32, or use {supported}"
 
 
 def check_dtype(dtype: Dtype) -> None:
@@ -56,5 +59,5 @@ def refuse_old_gpu() -> None:
     if (capability := min(_compute_capabilities(), default=inf)) < min(built):
         raise UserError(
             f"a GPU of this machine has compute capability {capability}, and the installed torch {torch.__version__} "
-            f"needs {min(built)}; use a newer GPU"
+            f"needs {min(built)}; use {NEWER_GPU}"
         )

@@ -11,6 +11,7 @@ from helpers import executable, mini
 from rloo_pipeline.before_run import gpu_kernels, gpus
 from rloo_pipeline.config import Config
 from rloo_pipeline.runtime import devices, environment
+from rloo_pipeline.training import formats
 
 SMI = """case "$*" in
 -L) printf 'GPU 0: NVIDIA H200 (UUID: GPU-a)\\nGPU 1: NVIDIA H200 (UUID: GPU-b)\\n' ;;
@@ -80,8 +81,8 @@ def test_a_job_that_has_no_gpu_is_told_so_and_a_machine_without_one_nothing(h200
 @pytest.mark.parametrize(
     ("capability", "dtype", "fix"),
     [
-        ("7.0", "float16", "use newer GPUs"),
-        ("7.5", "bfloat16", "set model.dtype to float16 or float32, or use newer GPUs"),
+        ("7.0", "float16", f"use {formats.NEWER_GPU}"),
+        ("7.5", "bfloat16", f"set model.dtype to float16 or float32, or use {formats.NEWER_GPU}"),
         ("7.5", "float16", ""),
         ("8.0", "bfloat16", ""),
     ],

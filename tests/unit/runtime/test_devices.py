@@ -73,6 +73,20 @@ def test_facts_are_those_of_the_gpus_that_the_variable_names(tmp_path, monkeypat
     assert devices.gpu_facts("name") == [f"{option}--query-gpu=name --format=csv,noheader,nounits"]
 
 
+@pytest.mark.parametrize(
+    ("variable", "gpus"),
+    [("MIG-cccc", "1"), ("MIG-cccc,MIG-bbbb", "1"), ("0,MIG-bbbb", "0,1"), ("MIG-cccc,MIG-unknown", None)],
+)
+def test_facts_about_slices_are_those_of_their_gpu(tmp_path, monkeypatch, driver, variable, gpus) -> None:
+    listed = "GPU 0: NVIDIA V100 (UUID: GPU-d)\n" + A100.replace("GPU 0", "GPU 1")
+    executable(tmp_path, "nvidia-smi", f"[ $1 = -L ] && printf '{listed}' || echo \"$*\"")
+    devices.gpu_of_slice.cache_clear()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    option = f"-i {gpus} " if gpus else ""
+    assert devices.gpu_facts("name") == [f"{option}--query-gpu=name --format=csv,noheader,nounits"]
+    devices.gpu_of_slice.cache_clear()
+
+
 def test_an_engine_has_what_the_other_warm_ones_leave_of_its_gpu(monkeypatch) -> None:
     monkeypatch.delenv(devices.WARM, raising=False)
     assert devices.idle_bytes("sampler") == 0

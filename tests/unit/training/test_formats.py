@@ -53,10 +53,12 @@ def test_an_old_gpu_has_no_bfloat16_which_deepspeed_would_emulate(capabilities, 
     monkeypatch.setattr(formats.devices, "device_type", lambda: "cuda")
     monkeypatch.setattr(formats.devices, "gpu_facts", {"compute_cap": capabilities}.__getitem__)
     assert formats.trains_in("bfloat16") == right
+    assert formats.remedy("bfloat16") == f"set model.dtype to float16 or float32, or use {formats.NEWER_GPU}"
 
 
 SUPPORTED = ["sm_75", "sm_80", "sm_90a", "sm_100", "compute_120"]
 """An arch list of torch, as in its wheels."""
+TOO_OLD = r"capability 7.0, .* needs 7.5; use a newer GPU .*CUDA_VISIBLE_DEVICES"
 
 
 @pytest.mark.parametrize(
@@ -67,7 +69,7 @@ def test_a_gpu_for_which_torch_has_no_kernels_is_refused_in_every_format(capabil
     monkeypatch.setattr(formats.devices, "device_type", lambda: "cuda")
     monkeypatch.setattr(formats.devices, "gpu_facts", {"compute_cap": capabilities}.__getitem__)
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: SUPPORTED)
-    with nullcontext() if right else pytest.raises(UserError, match=r"capability 7.0, .* needs 7.5; use a newer GPU"):
+    with nullcontext() if right else pytest.raises(UserError, match=TOO_OLD):
         formats.check_dtype("float32")
 
 
@@ -84,7 +86,7 @@ def test_no_rollout_begins_on_a_gpu_for_which_torch_has_no_kernels(dtype, monkey
     monkeypatch.setattr(formats.devices, "device_type", lambda: "cuda")
     monkeypatch.setattr(formats.devices, "gpu_facts", lambda _: ["7.0"])
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: SUPPORTED)
-    with pytest.raises(UserError, match=r"capability 7.0, .* needs 7.5; use a newer GPU"):
+    with pytest.raises(UserError, match=TOO_OLD):
         sampler_in(dtype, monkeypatch)
 
 
