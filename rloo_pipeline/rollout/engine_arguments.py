@@ -223,7 +223,8 @@ def _check_head(file: Path, size: int, latent: bool) -> None:
 
 
 def context_length(policy: Policy, needed: int) -> int:
-    """A context for at least `needed` tokens, rounded up so that a later stage may have somewhat longer prompts.
+    """A context for at least `needed` tokens, rounded up for later stages with somewhat longer prompts, but not
+    beyond the length from which vLLM would use another rotary embedding for all sequences.
 
     Raises:
         UserError: `needed` exceeds the context of the model.
@@ -234,8 +235,9 @@ def context_length(policy: Policy, needed: int) -> int:
             f"{policy.base}: the longest prompt and max_completion_length add up to {needed} tokens, but the model's "
             f"context is {longest}; lower dataset.max_prompt_length or rollout.max_completion_length"
         )
+    limit = model_support.length_limit(policy.config)
     rounded = -(-needed // 64) * 64
-    return rounded if longest is None else min(rounded, longest)
+    return max(needed, min(filter(None, (rounded, longest, limit and limit.tokens))))
 
 
 def adapter_arguments(policy: Policy) -> dict[str, Any]:

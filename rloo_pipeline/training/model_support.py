@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from math import isclose, log, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 COUNTS, MOST = ("layers", "n_layer", "experts"), 10_000
 """Suffixes of config.json's keys that count parts of a model, and the largest count: transformers lists the parts."""
+ORIGINAL = "original_max_position_embeddings"
+"""Key of config.json: the longest sequence of the first training."""
 DYNAMIC = {"dynamic", "longrope", "su"}
 """Kinds of rotary embedding whose angles depend on the longest sequence in the batch."""
 ALWAYS_TIED = {"lfm2", "lfm2_moe"}
@@ -173,10 +176,10 @@ def _difference_in_vllm(hf_config: Mapping[str, Any], longest: int) -> str | Non
             f"head in the weights and set {tied}: true"
         )
     if kind != "ministral3":
-        return None
+        return next(_scaled_otherwise(text), None) if kind != "phimoe" else None  # its own class reads vLLM's keys
     rope = text.get("rope_scaling") or text.get("rope_parameters")
     rope = MINISTRAL_ROPE if rope is None else rope
-    first = rope.get("original_max_position_embeddings")
+    first = rope.get(ORIGINAL)
     if first and rope.get("llama_4_scaling_beta") and longest > first:
         return (
             f"llama_4_scaling_beta scales attention from {first} tokens on, but not in vLLM, and a prompt and its "
@@ -184,6 +187,29 @@ def _difference_in_vllm(hf_config: Mapping[str, Any], longest: int) -> str | Non
             f"rollout and evaluation so that together they have at most {first}"
         )
     return None
+
+
+def _scaled_otherwise(text: Mapping[str, Any]) -> Iterator[str]:
+    """Differences between the scales of a rotary embedding `longrope`, which transformers and vLLM read from different
+    keys.
+    """
+    for rope in _rotary_embeddings(text):
+        first = rope.get(ORIGINAL) or text.get(ORIGINAL)
+        if rope.get("rope_type", rope.get("type")) not in {"longrope", "su"} or not first:
+            continue
+        ratio = text.get("max_position_embeddings", first) / first
+
+        def scale(factor: float, first: int = first) -> float:
+            return sqrt(1 + log(factor) / log(first)) if factor > 1 else 1.0
+
+        trained = rope.get("attention_factor") or scale(rope.get("factor") or ratio)
+        sampled = rope.get("short_mscale") or scale(ratio)
+        if not isclose(trained, sampled):
+            yield (
+                f"a rotary embedding (longrope) scales attention by {trained:.4g} (attention_factor or factor), but by "
+                f"{sampled:.4g} in vLLM (short_mscale or {ORIGINAL}); add short_mscale: {trained} and long_mscale: "
+                f"{trained} to it"
+            )
 
 
 def is_window(key: str) -> bool:
@@ -195,14 +221,17 @@ def is_window(key: str) -> bool:
 def _rotary(hf_config: Mapping[str, Any]) -> Iterator[LengthLimit]:
     """Lengths beyond which the rotary embedding of a sequence depends on the other sequences in the batch."""
     text = text_config(hf_config)
-    whole = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    nested = [part for part in whole.values() if isinstance(part, Mapping)]
-    for rope in [whole, *nested]:
+    for rope in _rotary_embeddings(text):
         kind = rope.get("rope_type", rope.get("type"))
         if kind in DYNAMIC:
-            key = "original_max_position_embeddings"
-            tokens = rope.get(key) or text.get(key) or text.get("max_position_embeddings")
+            tokens = rope.get(ORIGINAL) or text.get(ORIGINAL) or text.get("max_position_embeddings")
             yield LengthLimit(int(tokens or 1), f"a rotary embedding ({kind}) that changes beyond {tokens} tokens")
+
+
+def _rotary_embeddings(text: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Settings of the rotary embedding, and those of single kinds of layers in it."""
+    whole = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    return [whole, *(part for part in whole.values() if isinstance(part, Mapping))]
 
 
 def check_lora(policy: Policy, lora: Lora | None) -> None:

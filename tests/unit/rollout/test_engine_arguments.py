@@ -37,6 +37,11 @@ TINY = {
     "vocab_size": 30,
 }
 
+LONGROPE = {
+    "max_position_embeddings": 4096,
+    "rope_scaling": {"type": "longrope", "original_max_position_embeddings": 100},
+}
+
 
 def engine(share: float, parallel: int = 1, quantization: str | None = None) -> EngineSettings:
     return EngineSettings("bfloat16", share, 1, parallel, quantization=quantization)
@@ -148,3 +153,19 @@ def test_the_engine_of_lm_eval_has_its_share_of_a_gpu(tmp_path, monkeypatch) -> 
     assert given["kv_cache_memory_bytes"] > 0
     assert given["gpu_memory_utilization"] < config.vllm.gpu_memory_utilization
     assert not given["enforce_eager"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "needed", "context"),
+    [
+        ({}, 90, 128),
+        ({"max_position_embeddings": 100}, 90, 100),
+        (LONGROPE, 90, 100),
+        (LONGROPE, 30, 64),
+        (LONGROPE, 101, 101),
+    ],
+)
+def test_a_context_is_rounded_up_unless_vllm_would_use_another_rotary_embedding(
+    tmp_path, keys, needed, context
+) -> None:
+    assert engine_arguments.context_length(Policy(written(tmp_path, **keys)), needed) == context

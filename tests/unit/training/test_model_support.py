@@ -74,9 +74,23 @@ def ministral(first: int) -> dict:
     return {"model_type": "ministral3", "rope_parameters": rope}
 
 
+def longrope(**keys: float) -> dict:
+    """A rotary embedding for contexts 16 times as long as those of the first training, which scales by sqrt(1.5)."""
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 256, **keys}
+    return {"model_type": "phi3", "max_position_embeddings": 4096, "rope_parameters": rope}
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
+        (longrope(), None),
+        (longrope(factor=16.0), None),
+        (longrope(attention_factor=1.5**0.5), None),
+        (longrope(attention_factor=1.0, short_mscale=1.0), None),
+        (longrope(factor=1.0), "attention by 1 .* by 1.225 in vLLM .* add short_mscale: 1.0 and long_mscale: 1.0 to"),
+        (longrope(attention_factor=2.0, factor=16.0), "attention by 2 .* by 1.225 in vLLM"),
+        (longrope(short_mscale=1.0), "attention by 1.225 .* by 1 in vLLM"),
+        ({**longrope(short_mscale=1.0), "model_type": "phimoe"}, None),
         (ministral(79), "from 79 tokens on, .* may have 80 tokens"),
         (ministral(80), None),
         ({"model_type": "ministral3", "rope_scaling": ministral(79)["rope_parameters"]}, "from 79 tokens on"),
