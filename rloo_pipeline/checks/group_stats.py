@@ -62,7 +62,7 @@ def mixed(right: Flags) -> CheckResult:
     if distribution is None:
         forecast = "all groups are alike, so no K can be estimated"
     elif k := distribution.samples_for(WANTED):
-        beyond = f", from K = {right.shape[1]}; more if some are never solved" if k > right.shape[1] else ""
+        beyond = "; too low, or no K is enough, if some prompts are never solved" if k > right.shape[1] else ""
         forecast = f"{WANTED:.0%} would be mixed at K = {k} (beta-binomial{beyond})"
     else:
         forecast = f"no K up to {LARGEST} would mix {WANTED:.0%} (beta-binomial)"

@@ -47,7 +47,7 @@ def versions() -> dict[str, str]:
 
 def origin() -> Origin:
     """Commit and image of the code that this process runs."""
-    commit, _, changed = (os.environ.get(COMMIT) or _stated(_git("rev-parse", "HEAD"), " changed")).partition(" ")
+    commit, _, changed = (os.environ.get(COMMIT) or _head()).partition(" ")
     path = os.environ.get("APPTAINER_CONTAINER")
     image = Path(path) if path else None
     digest = sha256(image) if image is not None and image.is_file() else None
@@ -55,17 +55,21 @@ def origin() -> Origin:
 
 
 def note_commit() -> None:
-    """Passes the commit of the sources on to jobs that this process starts, and the version of the code."""
-    os.environ.setdefault(COMMIT, _stated(_git("rev-parse", "HEAD"), " changed"))
-    last = (_git("log", "-1", "--format=%H", "--", *CODE) or "")[:12]
-    os.environ.setdefault(VERSION, __version__ + _stated(last and f"+g{last}", ".changed", "--", *CODE))
+    """Passes the commit of the sources on to jobs that this process starts, and the version of the code; does nothing
+    if the process that started this one did.
+    """
+    if COMMIT in os.environ:
+        return
+    os.environ[COMMIT] = _head()
+    if last := (_git("log", "-1", "--format=%H", "--", *CODE) or "")[:12]:
+        changed = ".changed" if _git("status", "--porcelain", "--", *CODE) else ""
+        os.environ[VERSION] = f"{__version__}+g{last}{changed}"
 
 
-def _stated(commit: str | None, changed: str, *paths: str) -> str:
-    """A commit, with a mark if files differ from it; empty without git."""
-    if not commit:
-        return ""
-    return commit + (changed if _git("status", "--porcelain", "--untracked-files=no", *paths) else "")
+def _head() -> str:
+    """The commit, followed by ` changed` if files differ from it; empty without git."""
+    commit = _git("rev-parse", "HEAD") or ""
+    return f"{commit} changed" if commit and _git("status", "--porcelain", "--untracked-files=no") else commit
 
 
 def _git(*arguments: str) -> str | None:

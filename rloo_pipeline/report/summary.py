@@ -63,7 +63,7 @@ def _earlier_versions(run: Path, rounds: int) -> dict[str, dict[str, str]]:
     # the tables tell of rounds without a page, too
     makers = ((number, lineage.facts_of_round(run, number).get("package_version")) for number in range(1, rounds + 1))
     seen += [(number, {"rloo_pipeline": version}) for number, version in makers if version]
-    for number, packages in seen:
+    for number, packages in sorted(seen, key=lambda entry: entry[0]):
         for package, version in packages.items():
             if version != now.get(package):
                 found.setdefault(package, {}).setdefault(version, number)
@@ -74,7 +74,7 @@ def _pages(run: Path, rounds: int) -> Iterator[JSON]:
     """The records of the pages that were written after rounds. A damaged one is left out: no result depends on it."""
     for number in range(1, rounds + 1):
         with suppress(UserError):
-            if (file := run / "pages" / f"{number:05d}.json").exists():
+            if late_files.exists(file := run / "pages" / f"{number:05d}.json"):
                 yield read_artifact(file)
 
 

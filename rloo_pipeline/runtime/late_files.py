@@ -13,6 +13,6 @@ def exists(path: Path) -> bool:
     """True if a file exists; opens its folder before a missing file counts as missing."""
     if path.exists():
         return True
-    with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+    with suppress(OSError):
         os.close(os.open(path.parent, os.O_RDONLY))
     return path.exists()

@@ -115,12 +115,18 @@ def _changes(params: Any) -> list[str]:
 
 
 def is_by_code(reason: Any) -> bool:
-    """True if a job runs since code or a rule has changed, and no key has another value: one that another version of
-    this package does not have does not count.
+    """True if a job runs only because code or a rule has changed; see `is_by_user`."""
+    changes = _changes(reason.params_changed) if reason.params_changed else []
+    return bool(CODE in changes or reason.code_changed) and not is_by_user(reason)
+
+
+def is_by_user(reason: Any) -> bool:
+    """True if a job runs because of what the user did: forced it, replaced an input or the image, or gave a key another
+    value. A key that another version of this package does not have does not count, but an entry of a list does.
     """
     changes = _changes(reason.params_changed) if reason.params_changed else []
-    of_keys = (change for change in changes if change != CODE and NOT_SET not in change)
-    return not reason.forced and bool(CODE in changes or reason.code_changed) and not any(of_keys)
+    of_keys = any(change != CODE and (NOT_SET not in change or "[" in change.partition(":")[0]) for change in changes)
+    return bool(reason.forced or newer_inputs(reason) or reason.software_stack_changed or of_keys)
 
 
 def _differences(before: list[Any], now: list[Any]) -> Iterator[str]:

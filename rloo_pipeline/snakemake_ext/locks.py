@@ -46,9 +46,11 @@ class Hold(NamedTuple):
 
 def hold_run(call: SnakemakeCall) -> None:
     """Takes the run's lock before Snakemake checks its own. Dry runs and jobs take none."""
-    if call.dry_run or not call.main:
+    if call.dry_run:
         return
-    origin.note_commit()
+    origin.note_commit()  # in a job, too: sbatch may have passed on nothing
+    if not call.main:
+        return
     call.alone, call.owner = held = hold(Path.cwd(), call.runs.name, call.results)
     if held.alone and held.message:
         logger.info(held.message)

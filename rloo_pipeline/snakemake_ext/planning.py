@@ -53,12 +53,12 @@ def find_all_jobs() -> None:
     def bfs(search: Any, self: Any, direction: Any, *jobs: Any, **options: Any) -> Iterator[Any]:
         # only for update_needrun; --omit-from makes the same call with another meaning
         if direction is self.depending and not options and not (self.omitrules or self.omitfiles):
-            return _jobs_that_follow(direction, *jobs)
+            return jobs_that_follow(direction, *jobs)
         everywhere: Iterator[Any] = search(self, direction, *jobs, **options)
         return everywhere
 
 
-def _jobs_that_follow(depending: Any, *jobs: Any) -> Iterator[Any]:
+def jobs_that_follow(depending: Any, *jobs: Any) -> Iterator[Any]:
     """Yields these jobs and the jobs that run because of them."""
     queue = deque(jobs)
     visited = set(jobs)

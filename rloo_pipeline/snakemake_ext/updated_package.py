@@ -2,15 +2,14 @@
 
 import os
 from collections import Counter
-from contextlib import suppress
 from typing import Any
 
 from snakemake.settings.enums import RerunTrigger
 
-from rloo_pipeline.artifacts import lineage
 from rloo_pipeline.errors import UserError, counted
-from rloo_pipeline.snakemake_ext.dry_run import is_by_code
+from rloo_pipeline.snakemake_ext.dry_run import is_by_code, is_by_user
 from rloo_pipeline.snakemake_ext.failures import RULES, stage_of
+from rloo_pipeline.snakemake_ext.planning import jobs_that_follow
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
 TRAINING = ("warmstart", "reward-model", "update")
@@ -21,25 +20,30 @@ def refuse_retraining(call: SnakemakeCall) -> None:
     """Ends the call unless the user has chosen between the finished files and this version of the package.
 
     Raises:
-        UserError: finished training would run again, and the first of its reasons is that code has changed.
+        UserError: finished training would run again, and all its reasons are that code has changed.
     """
-    jobs = list(call.workflow.dag.needrun_jobs())
+    dag = call.workflow.dag
+    jobs = list(dag.needrun_jobs())
     other_inputs = [job for job in jobs if _has_other_inputs(call, job)]
-    first = [job for job in jobs if is_by_code(call.workflow.dag.reason(job))] + other_inputs
-    again = [job for job in jobs if any(map(os.path.exists, job.output))]
-    if not first or not any(stage_of(job.rule) in TRAINING for job in again):
+    first = [job for job in jobs if is_by_code(dag.reason(job)) and stage_of(job.rule)] + other_inputs
+    # with `functions: take`, the user has chosen to run again what depends on edited functions
+    if not first or (call.functions.edited and not call.functions.keeps):
         return
-    if call.functions.edited and not call.functions.keeps:  # the user has chosen to run again what depends on these
+    by_user = {*jobs_that_follow(dag.depending, *(job for job in jobs if is_by_user(dag.reason(job))))}
+    by_code = {*jobs_that_follow(dag.depending, *first)} - by_user
+    again = [job for job in jobs if job in by_code and any(map(os.path.exists, job.output))]
+    if not any(stage_of(job.rule) in TRAINING for job in again):
         return
+    first = [job for job in first if job in by_code]
     names = Counter(RULES.get(job.rule.name, job.rule.name) for job in again)
     counts = ", ".join(f"{name} ×{count}" if count > 1 else name for name, count in names.items())
-    keep = "accept it with `rloo adopt` and repeat the command" if other_inputs else "add --rerun-triggers mtime input"
+    keep = "" if other_inputs else "add --rerun-triggers mtime input to this and later calls, or "
     rules = " ".join(sorted({job.rule.name for job in first}))
     raise UserError(
-        f"the code of this package has changed since {first[0].output[0]} was made{_maker(call)}, so "
+        f"the code of this package has changed since {first[0].output[0]} was made, so "
         f"{counted(len(again), 'finished job')} would run again, training among them ({counts}): to keep what is "
-        f"finished and make the rest with this version, {keep}; to make all of it again, add --forcerun {rules}; or go "
-        "back to the version that the run began with"
+        f"finished and make the rest with this version, {keep}accept it with `rloo adopt` and repeat the command; to "
+        f"make all of it again, add --forcerun {rules}; or go back to the version that the run began with"
     )
 
 
@@ -48,11 +52,3 @@ def _has_other_inputs(call: SnakemakeCall, job: Any) -> bool:
     reason = call.workflow.dag.reason(job)
     keeps = reason.input_changed and not reason.forced and RerunTrigger.PARAMS not in call.workflow.rerun_triggers
     return bool(keeps) and stage_of(job.rule) in TRAINING
-
-
-def _maker(call: SnakemakeCall) -> str:
-    """The version that trained the first round of a run, in brackets; empty if no table tells it."""
-    with suppress(ImportError):  # a controller without pyarrow
-        rounds = (lineage.facts_of_round(call.run_folder(run), 1) for run in call.runs.configs)
-        return next((f" (by {facts['package_version']})" for facts in rounds if "package_version" in facts), "")
-    return ""

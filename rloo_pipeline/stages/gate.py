@@ -25,8 +25,8 @@ def gate(config: Config, run: Path, round_: int, output: Path) -> None:
     rounds, monitors = metrics_until(run, round_), monitors_of(config.rewards)
     if len(rounds) < round_:
         raise UserError(
-            f"{metrics_of(run, len(rounds) + 1)}: no such file, so round {round_} cannot be judged; "
-            "run the same command again, which makes the file if it is lost"
+            f"{(lost := metrics_of(run, len(rounds) + 1))}: no such file, so round {round_} cannot be judged; run the "
+            f"same command again, or, if the file is lost, make it again: snakemake -- {lost}"
         )
     # judging all rounds takes longer with each, so only the symptoms that show now are judged over all of them
     names = [symptom.name for symptom in diagnose(rounds, config.gates, monitors=monitors, since=round_)]

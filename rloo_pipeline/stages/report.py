@@ -27,7 +27,7 @@ def report(config: Config, run: Path, summary: Path, html: Path) -> None:
     write_text(html, render(config, run, facts))
     metrics = [read_metrics(run, number) for number in range(1, config.rounds + 1)]
     for package, earlier in facts.get("earlier_versions", {}).items():
-        seen = ", ".join(f"{version} after round {number}" for version, number in earlier.items())
+        seen = ", ".join(f"{version} from round {number}" for version, number in earlier.items())
         now = facts["versions"].get(package, "not installed")
         say(f"warn: {package} was {seen} and is {now} now: the same run again may give other numbers")
     for symptom in RunFiles(run, config, [*metrics]).symptoms(since=config.rounds):

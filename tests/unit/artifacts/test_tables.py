@@ -8,8 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rloo_pipeline.artifacts import files, tables
+from rloo_pipeline.artifacts import files, round_tables, tables
 from rloo_pipeline.artifacts.round_tables import RoundFiles
+from rloo_pipeline.config import Rollout
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.version import VERSION, __version__
 
@@ -190,6 +191,53 @@ def test_a_footer_says_which_version_wrote_the_table(tmp_path, monkeypatch) -> N
         monkeypatch.setenv(VERSION, version)
         [file] = write_round(tmp_path).rollouts
         assert tables.facts_in(file)["package_version"] == version
+
+
+def test_scores_of_other_rollouts_are_refused(tmp_path) -> None:
+    first, others = write_round(tmp_path / "a"), write_round(tmp_path / "b", seed=[1, 2, 3, 4])
+    with pytest.raises(UserError, match=r"b/scores\.parquet: its rollouts is .* is expected here"):
+        first._replace(scores=others.scores).read()
+    with pytest.raises(UserError, match="--scores: 2 tables for 1 of rollouts"):
+        first._replace(scores=[*first.scores, *others.scores]).read()
+
+
+def test_shards_of_one_table_are_of_one_policy(tmp_path) -> None:
+    shards = [write_round(tmp_path / name) for name in "ab"]
+    first, second = (files.rollouts[0] for files in shards)
+
+    def rewrite(path: Path, kind: str, **about: object) -> None:
+        table = tables.read(path, kind)
+        facts = {**tables.footer(table), **{key: str(value) for key, value in about.items()}}
+        tables.save(path, table.replace_schema_metadata(facts))
+
+    rewrite(second, "rollouts", shard=1)
+    digests = [tables.footer(tables.read(path, "rollouts"))[tables.DIGEST] for path in (first, second)]
+    both_shards = RoundFiles(*([*paths, *more] for paths, more in zip(*(files[:4] for files in shards), strict=True)))
+    for kind in ("scores", "reference"):
+        rewrite(getattr(shards[1], kind)[0], kind, shard=1, rollouts=digests[1])
+    for path in both_shards.reference:
+        rewrite(path, "reference", policy="of policy 0")
+    assert len(both_shards.read().rollouts) == 8
+    rewrite(both_shards.reference[1], "reference", policy="another")
+    with pytest.raises(UserError, match=r"b/reference\.parquet: its policy is another, but of policy 0 is expected"):
+        both_shards.read()
+    assert len(tables.read_all([first, second], "rollouts")) == 8
+    rewrite(second, "rollouts", policy="another")
+    with pytest.raises(UserError, match=r"b/rollouts\.parquet: its policy is another, but abc is expected here"):
+        tables.read_all([first, second], "rollouts")
+
+
+def test_the_files_of_a_round_are_its_shards_and_then_its_refill(tmp_path) -> None:
+    """And none that another number of shards, or a refill before, has left."""
+    for name in ("rollouts/000", "rollouts/001", "rollouts/002", "refill/rollouts"):
+        (tmp_path / f"{name}.parquet").parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.parquet").touch()
+    shards = [tmp_path / "rollouts" / f"00{shard}.parquet" for shard in range(2)]
+    refill = tmp_path / "refill" / "rollouts.parquet"
+    assert round_tables.files_of(tmp_path, "rollouts", Rollout(shards=2)) == shards
+    assert round_tables.files_of(tmp_path, "rollouts", Rollout(shards=2, refill=1)) == [*shards, refill]
+    scores = [round_tables.scores_beside(file).relative_to(tmp_path) for file in (shards[1], refill)]
+    assert scores == [Path("scores/001.parquet"), Path("refill/scores.parquet")]
 
 
 def test_a_weighted_sum_counts_what_was_scored_and_without_a_weighted_score_there_is_none() -> None:

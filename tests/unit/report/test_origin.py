@@ -67,7 +67,8 @@ def test_the_controller_passes_on_the_commit_and_the_version_of_its_sources(tmp_
         return outcome.stdout.strip()
 
     assert noted() == f"; {__version__}"
-    git(project.folder, "add", "Snakefile", "rloo_pipeline")
+    (project.folder / ".git/info/exclude").write_text("__pycache__\n")
+    git(project.folder, "add", "--all")
     git(project.folder, "commit", "-qm", "code")
     of_code = git(project.folder, "rev-parse", "HEAD")
     version = f"{__version__}+g{of_code[:12]}"
@@ -82,4 +83,7 @@ def test_the_controller_passes_on_the_commit_and_the_version_of_its_sources(tmp_
     own.write_text("rounds: 3\n")
     assert noted() == f"{head} changed; {version}"
     (project.folder / "Snakefile").write_text("# another\n")
+    assert noted() == f"{head} changed; {version}.changed"
+    git(project.folder, "checkout", "-q", "Snakefile")
+    (project.folder / "rloo_pipeline" / "own.py").write_text("")
     assert noted() == f"{head} changed; {version}.changed"

@@ -349,8 +349,8 @@ def test_tokens_of_evaluations_include_those_beside_rollouts_and_the_curve_has_o
         write_json(run / "rounds" / f"{number:05d}" / "held_out.json", held_out_of(number, 20))
     text = Reader(render(config, run, summarize_run(config, run))).words
     assert (
-        "The held-out accuracy of 1 earlier round is left out, because evaluation.each_round had another value then, "
-        "or evaluation.num_prompts limited it otherwise."
+        "The held-out accuracy of 1 earlier round is left out, because evaluation.each_round, "
+        "or an evaluation.num_prompts below it, had another value then."
     ) in text
 
 
@@ -435,9 +435,9 @@ def test_a_package_that_changed_during_the_run_is_named_with_its_versions(tmp_pa
     report(config, run, tmp_path / "summary.json", tmp_path / "report.html")
     now = versions()["torch"]
     assert read_json(tmp_path / "summary.json")["earlier_versions"] == {"torch": {"1.0": 1}, "gone": {"3": 2}}
-    assert f"warn: torch was 1.0 after round 1 and is {now} now: " in "\n".join(caplog.messages)
+    assert f"warn: torch was 1.0 from round 1 and is {now} now: " in "\n".join(caplog.messages)
     text = Reader((tmp_path / "report.html").read_text()).text
-    assert "gone has changed since rounds used it: 3 after round 2, not installed when this page was made." in text
+    assert "gone has changed since rounds used it: 3 from round 2, not installed when this page was made." in text
     for number in (1, 2):  # one of older code, and one whose packages are the same
         write_json(
             run / "pages" / f"{number:05d}.json", {"round": number} | ({"versions": versions()} if number == 1 else {})

@@ -434,7 +434,10 @@ def test_a_job_that_runs_for_code_alone_is_told_from_others(reason, expected) ->
     assert dry_run.is_by_code(planned("update", **reason).dag.reason(None)) is expected
 
 
-@pytest.mark.parametrize(("now", "expected"), [({"new": None}, True), ({"seed": 2}, False)])
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [({"new": None}, True), ({"seed": 2}, False), ({"rewards": [{"weight": 1.0}, {"weight": 0.1}]}, False)],
+)
 def test_a_key_that_a_version_of_the_package_added_is_no_choice_of_the_user(now, expected) -> None:
     both = ParamsChange(only_old={repr(BEFORE), repr("abc")}, only_new={repr(BEFORE | now), repr("abd")})
     assert dry_run.is_by_code(planned("update", params_changed=both).dag.reason(None)) is expected

@@ -1,9 +1,10 @@
 """Finished training does not run again only because this package was updated."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from helpers import mini
@@ -17,7 +18,18 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.snakemake_ext import updated_package
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
+OTHER_KEY = ParamsChange(only_old={repr({"seed": 1})}, only_new={repr({"seed": 2})})
 OTHER_CODE = ParamsChange(only_old={repr("abc")}, only_new={repr("abd")})
+
+
+class Job(NamedTuple):
+    """A job as far as the step reads it."""
+
+    rule: Any
+    output: tuple[str, ...]
+
+    def __hash__(self) -> int:
+        return hash(self.output)
 
 
 @pytest.fixture
@@ -27,18 +39,23 @@ def refuse(tmp_path) -> Callable[..., None]:
     def step(
         stages: dict[str, dict[str, Any]], *, edited: bool = False, keys: bool = True, finished: bool = True
     ) -> None:
-        reasons, jobs = dict[str, Reason](), list[SimpleNamespace]()
+        reasons, jobs = dict[str, Reason](), list[Job]()
         for stage, reason in stages.items():
             output = tmp_path / stage
             if finished:
                 output.touch()
-            rule = SimpleNamespace(name=stage, shellcmd=f"rloo {stage} --output {{output}}")
-            jobs.append(SimpleNamespace(rule=rule, output=[str(output)]))
+            program = "own" if stage == "own" else "rloo"
+            rule = SimpleNamespace(name=stage, shellcmd=f"{program} {stage} --output {{output}}")
+            jobs.append(Job(rule, (str(output),)))
             why = Reason()
             for name, value in reason.items():
                 setattr(why, name, value)
             reasons[str(output)] = why
-        dag = SimpleNamespace(needrun_jobs=lambda: jobs, reason=lambda job: reasons[job.output[0]])
+        # each stage needs the one before it
+        depending = {job: {behind: [SimpleNamespace(is_ancient=False)]} for job, behind in pairwise(jobs)} | {
+            jobs[-1]: {}
+        }
+        dag = SimpleNamespace(needrun_jobs=lambda: jobs, reason=lambda job: reasons[job.output[0]], depending=depending)
         triggers = RerunTrigger.all() if keys else {RerunTrigger.MTIME, RerunTrigger.INPUT}
         call = object.__new__(SnakemakeCall)
         call.workflow, call.results = SimpleNamespace(dag=dag, rerun_triggers=triggers), Path(tmp_path)
@@ -54,7 +71,10 @@ def test_training_again_for_code_is_refused(refuse) -> None:
         refuse({"prompts": {"params_changed": OTHER_CODE}, "update": {"_updated_input_run": {"x"}}, "report": {}})
     said = str(error.value)
     assert "/prompts was made, so 3 finished jobs would run again, training among them (prompts, update" in said
-    assert "this version, add --rerun-triggers mtime input; to make all of it again, add --forcerun prompts; or" in said
+    assert (
+        "this version, add --rerun-triggers mtime input to this and later calls, or accept it with `rloo adopt`" in said
+    )
+    assert "to make all of it again, add --forcerun prompts; or" in said
 
 
 @pytest.mark.parametrize(
@@ -66,6 +86,10 @@ def test_training_again_for_code_is_refused(refuse) -> None:
         {"stages": {"update": {"params_changed": OTHER_CODE}}, "finished": False},
         {"stages": {"update": {"params_changed": OTHER_CODE}}, "edited": True},
         {"stages": {"update": {"input_changed": {"x"}}}},
+        {"stages": {"update": {"params_changed": OTHER_KEY}, "report": {"params_changed": OTHER_CODE}}},
+        {"stages": {"prompts": {"forced": True}, "update": {"params_changed": OTHER_CODE}}},
+        {"stages": {"prompts": {"_updated_input": {"x"}}, "update": {"params_changed": OTHER_CODE}}},
+        {"stages": {"own": {"code_changed": True}, "update": {}}},
         {"stages": {"rollout": {"input_changed": {"x"}}, "update": {}}, "keys": False},
     ],
 )
