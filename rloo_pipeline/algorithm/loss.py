@@ -127,7 +127,7 @@ def losses(
     """
     difference = log_ratio(logps, old_logps, mask, level)
     ratio = difference.exp()
-    actions = mask if level == "token" else mask.any(-1, keepdim=True)
+    actions = mask if level == "token" else torch.ones_like(ratio, dtype=torch.bool)
     weight = advantages if advantages.dim() == 2 else advantages.unsqueeze(-1)
     low = high = torch.zeros_like(actions)
     if clip in ("ppo", "clip_cov"):

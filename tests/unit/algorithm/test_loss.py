@@ -33,14 +33,6 @@ def test_the_sequence_ratio_is_the_product_of_the_token_ratios() -> None:
 
 
 @pytest.mark.parametrize("level", ["sequence", "sequence_mean", "token"])
-def test_a_completion_outside_the_mask_has_loss_0(level) -> None:
-    mask = torch.tensor([[True, True], [False, False]])
-    result = losses(torch.zeros(2, 2), torch.zeros(2, 2), torch.tensor([1.0, 1.0]), mask, level, "ppo", WIDE)
-    assert result.loss.sum(-1).tolist() == [-2.0 if level == "token" else -1.0, 0.0]
-    assert result.ratio.tolist() == [1.0, 0.0]
-
-
-@pytest.mark.parametrize("level", ["sequence", "sequence_mean", "token"])
 def test_a_ratio_beyond_all_bounds_makes_no_nan(level) -> None:
     logps = torch.tensor([[200.0, 200.0]], requires_grad=True)
     result = losses(logps, torch.zeros(1, 2), torch.zeros(1), torch.ones(1, 2, dtype=torch.bool), level, "ppo", WIDE)
