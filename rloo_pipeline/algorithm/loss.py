@@ -69,7 +69,7 @@ class Losses(NamedTuple):
     """The loss of each action and the effect of the clip; all but the loss are detached."""
 
     loss: Float[Tensor, "completions actions"]
-    """0 outside the mask."""
+    """0 outside the mask; a completion that is one action and outside of it adds a constant, as in TRL."""
     ratio: Float[Tensor, " completions"]
     """ρ; at token level the mean over the completion's tokens."""
     low: Float[Tensor, " completions"]

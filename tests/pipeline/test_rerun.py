@@ -346,7 +346,7 @@ def test_an_update_of_the_package_trains_a_finished_run_again_only_if_the_user_s
     outcome = project.snakemake("--cores", "1")
     assert outcome.returncode == 1
     said = " ".join((outcome.stdout + outcome.stderr).split())
-    assert re.search(r"this package has changed since results/mini/policies/00001 was made \(by 0\.1\S*\), so", said)
+    assert re.search(r"this package has changed since results/mini/policies/00001 was made, so", said)
     assert project.files("**/*") == files
     assert project.planned("--rerun-triggers", "mtime", "input") == set()
     remedy = re.search(r"make all of it again, add (--forcerun)((?: [a-z_]+)+);", said)
