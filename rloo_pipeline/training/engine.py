@@ -190,7 +190,8 @@ class Engine:
         while not self.engine.was_step_applied() and deepspeed_config.can_lower_loss_scale(self.engine):
             self._backward(sequences, batches, rows[0], loss_of, None)
             self.engine.step()
-        self.grad_norm = float(self.engine.get_global_grad_norm() or 0.0)
+        # ZeRO 3 has it in float64, where the last bits depend on the number of ranks
+        self.grad_norm = torch.as_tensor(self.engine.get_global_grad_norm() or 0.0).float().item()
         if not isfinite(self.grad_norm):
             raise UserError(
                 f"optimizer step {self.step_count + 1}: the gradient norm is {self.grad_norm}; look for values that "

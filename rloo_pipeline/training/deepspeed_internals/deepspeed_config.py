@@ -111,10 +111,11 @@ def configuration(settings: TrainerSettings, on_disk: JSON | None = None) -> JSO
 
 
 def adjust(engine: DeepSpeedEngine, settings: TrainerSettings) -> None:
-    """Replaces parts of DeepSpeed's engine: clipping, the all-reduce on a single rank, and the content of a checkpoint,
-    which leaves out a base in 4 bits.
+    """Replaces parts of DeepSpeed's engine: clipping, the norm, the all-reduce on a single rank, and the content of a
+    checkpoint, which leaves out a base in 4 bits.
     """
     clip_plainly(engine, settings.max_grad_norm)
+    sum_squares_in_float64(engine)
     # Otherwise a single rank would copy all gradients back and forth to sum them. Under ZeRO, except for stage 1 in
     # bfloat16, the optimizer receives gradients only through the all-reduce.
     under_zero = hasattr(engine.optimizer, "reduce_gradients") or engine.zero_optimization_partition_gradients()
@@ -149,6 +150,32 @@ def clip_plainly(engine: DeepSpeedEngine, max_grad_norm: float) -> None:
             clip_grads_with_norm_(parameters, max_grad_norm, norm)
 
     engine.clip_fp32_gradients = clip
+
+
+def sum_squares_in_float64(engine: DeepSpeedEngine) -> None:
+    """Replaces the gradient norm of ZeRO 1 and 2, so that it does not depend on the number of ranks.
+
+    DeepSpeed rounds each rank's sum of squares to float32 before it adds them up; here the total is rounded.
+    """
+    from deepspeed import comm
+    from deepspeed.runtime.utils import mask_nan_or_inf_with_val_inplace
+    from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+    from torch import float64, stack, zeros
+    from torch.linalg import vector_norm
+
+    optimizer = engine.optimizer
+    if not isinstance(optimizer, DeepSpeedZeroOptimizer):
+        return
+
+    def norm(gradients: list[Tensor], _: object) -> Tensor:
+        none = zeros((), dtype=float64, device=optimizer.device)
+        total = stack([none, *(vector_norm(gradient, dtype=float64) for gradient in gradients)]).square().sum()
+        comm.all_reduce(total, group=optimizer.dp_process_group)
+        result = total.float().sqrt()
+        mask_nan_or_inf_with_val_inplace(result, device=result.device)
+        return result
+
+    optimizer.get_grad_norm_direct = norm
 
 
 def can_lower_loss_scale(engine: DeepSpeedEngine) -> bool:
