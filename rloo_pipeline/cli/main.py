@@ -12,6 +12,7 @@ from rloo_pipeline.cli import after_run, before_run, during_run, stages
 from rloo_pipeline.cli.command import Command, RlooParser, call, option
 from rloo_pipeline.cluster import nodes
 from rloo_pipeline.errors import UserError, explain
+from rloo_pipeline.report import origin
 from rloo_pipeline.runtime import cost, environment, output, progress, ranks
 from rloo_pipeline.workers import client
 
@@ -88,6 +89,8 @@ GROUPS = {
     STAGES: (*stages.COMMANDS, WORKER, HOST, CALL_MODEL),
 }
 """Headings in `rloo --help`, and the commands under each."""
+WRITERS = ("rescore", *(command.name for command in stages.COMMANDS))
+"""Commands whose files name the version that wrote them."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -105,6 +108,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     nodes.take_rank()
     try:
         environment.prepare(arguments.log)
+        if argv[0] in WRITERS:
+            origin.note_commit()  # for a command that Snakemake has not started
         arguments.command(arguments)
         fence.release(done=True)
         cost.end()

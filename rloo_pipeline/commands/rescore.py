@@ -25,7 +25,7 @@ from rloo_pipeline.artifacts.policy import Policy, measured_reward_model
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables
 from rloo_pipeline.checks.statistics import Array, informative
-from rloo_pipeline.config import Config, Reward
+from rloo_pipeline.config import Config, Reward, Rollout
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.training.round_data import completions_of
@@ -62,14 +62,17 @@ def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path) 
         output: folder for the scores tables and rescore.json.
 
     Raises:
-        UserError: the run has no rollouts, one of its files is damaged, or a reward function fails.
+        UserError: the run has no scored rollouts, one of its files is damaged, or a reward function fails.
     """
     from rloo_pipeline.training.batch import AlgorithmState, make_batch
 
     rounds = (run / "rounds" / f"{number:05d}" for number in range(1, config.rounds + 1))  # a longer run left others
-    folders = [folder for folder in rounds if any(folder.glob("rollouts/*.parquet"))]
-    if not folders:
-        raise UserError(f"{run}: has no rollouts in rounds/*/rollouts; pass the folder of a run, results/<run>")
+    shards = {folder: found for folder in rounds if (found := _scored(folder, config.rollout))}
+    if not shards:
+        raise UserError(
+            f"{run}: has no scored rollouts in rounds/*/rollouts; pass the folder of a run, results/<run>, with at "
+            "least one round that has been scored"
+        )
     prompts = PromptSet(run / "prompts" / "train")
     new_config = config.model_copy(update={"rewards": list(rewards)})
     if any(reward.uses_own_model for reward in rewards):
@@ -77,8 +80,8 @@ def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path) 
     algorithm = config.algorithm.model_copy(update={"teacher": None})
     states = {"old": AlgorithmState(), "new": AlgorithmState()}
     compared: dict[str, Array] = {}
-    for folder in folders:
-        rollouts, old, new = _tables(new_config, run, folder, prompts, output / "rounds" / folder.name)
+    for folder, files in shards.items():
+        rollouts, old, new = _tables(new_config, run, files, prompts, output / "rounds" / folder.name)
         if not len(rollouts):  # no group has ended (rollout.token_budget)
             continue
         batches = {}
@@ -102,15 +105,21 @@ def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path) 
     _print_changes(changes, overall)
 
 
+def _scored(folder: Path, settings: Rollout) -> list[Path]:
+    """The rollouts of a round; while it is not yet trained on, only those that have scores."""
+    trained = (folder / "metrics.json").exists()
+    shards = round_tables.files_of(folder, "rollouts", settings)
+    return [shard for shard in shards if trained or round_tables.scores_beside(shard).exists()]
+
+
 def _tables(
-    config: Config, run: Path, folder: Path, prompts: PromptSet, output: Path
+    config: Config, run: Path, shards: Sequence[Path], prompts: PromptSet, output: Path
 ) -> tuple[pa.Table, pa.Table, pa.Table]:
     """Returns rollouts, old scores and new scores of a round. Writes the new scores as the stage `score` does."""
-    shards = round_tables.files_of(folder, "rollouts", config.rollout)
     scores = [round_tables.scores_beside(shard) for shard in shards]
     old = RoundFiles(shards, scores).read()
     rollouts = old.rollouts
-    say(f"round {folder.name}: {len(rollouts)} completions")
+    say(f"round {output.name}: {len(rollouts)} completions")
     schema = tables.scores_schema([reward.column for reward in config.rewards])
     new, policy = [], Policy(policy_folder(run, 0))
     for shard, path in zip(shards, scores, strict=True):
@@ -118,7 +127,7 @@ def _tables(
         [rows] = score_tables(config.rewards, config.scoring, [shard_rollouts], prompts, policy)
         about = {**tables.facts_about(shard_rollouts), "policy": tables.footer(shard_rollouts)["policy"]}
         about |= scoring_facts(config.rewards)
-        file = output / path.relative_to(folder)
+        file = output / path.parent.name / path.name
         tables.write(file, rows, schema, "scores", **about)
         new.append(tables.read(file, "scores"))  # the footer has the weights, which GDPO needs
     return rollouts, old.scores, pa.concat_tables(new)

@@ -107,7 +107,7 @@ def _load_text(text: str, origin: str, changes: tuple[str, ...], by_run: bool) -
         why = str(error).removeprefix(f"{origin}: ").partition(";")[0]  # advice after it is for who writes a file
         raise UserError(
             f"{origin}: this version of the package cannot read it ({why}), but the one that wrote it can: the run's "
-            "report.html names its commit"
+            "tables name its commit in their footers (package_version)"
         ) from None
 
 

@@ -1,6 +1,7 @@
 """`rloo rescore` and `rloo reward-test`: other rewards on a finished run, and a new reward on rows of data."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -65,6 +66,21 @@ def test_a_round_that_was_trained_on_is_not_rescored_without_one_of_its_shards(r
     (folder / "metrics.json").touch()
     with pytest.raises(UserError, match=f"{lost}: no such table"):
         rescored(run, tmp_path / "trained", function=f"{reward_file}:constant")
+
+
+def test_rollouts_of_a_killed_run_that_have_no_scores_yet_are_left_out(run, reward_file, tmp_path) -> None:
+    function = f"{reward_file}:constant"
+    first, last = (run.run / "rounds" / name for name in ("00001", "00002"))
+    shutil.rmtree(last / "scores")
+    assert rescored(run, tmp_path / "out", function=function)["completions"] == 64
+    (first / "scores" / "001.parquet").unlink()
+    assert rescored(run, tmp_path / "half", function=function)["completions"] == 32
+    shutil.rmtree(first / "scores")
+    with pytest.raises(UserError, match="has no scored rollouts in rounds"):
+        rescored(run, tmp_path / "none", function=function)
+    (first / "metrics.json").touch()
+    with pytest.raises(UserError, match=f"{first / 'scores' / '000.parquet'}: no such table"):
+        rescored(run, tmp_path / "trained", function=function)
 
 
 def test_a_finished_run_is_scored_with_other_rewards(run, reward_file, tmp_path) -> None:

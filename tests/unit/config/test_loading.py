@@ -147,7 +147,7 @@ def test_a_run_of_a_version_with_another_key_is_not_taken_for_a_mistake_of_the_u
         load(file)
     assert str(error.value) == (
         f"{file}: this version of the package cannot read it (unknown key 'learning_rate'), but the one that wrote it "
-        "can: the run's report.html names its commit"
+        "can: the run's tables name its commit in their footers (package_version)"
     )
     file.write_text(sealed(TEXT))
     with pytest.raises(UserError, match="unknown key 'temperatur'"):

@@ -9,9 +9,10 @@ import pytest
 from helpers import Project
 from synthetic_runs import configuration, make_run, page_words
 
+from rloo_pipeline.cli.main import main
 from rloo_pipeline.report import origin
 from rloo_pipeline.runtime import installation
-from rloo_pipeline.version import __version__
+from rloo_pipeline.version import __version__, with_commit
 
 
 def page_text(run: Path) -> str:
@@ -76,7 +77,7 @@ def test_the_controller_passes_on_the_commit_and_the_version_of_its_sources(tmp_
     own = project.folder / "my-run.yaml"
     own.write_text("rounds: 2\n")
     git(project.folder, "add", own.name)
-    git(project.folder, "commit", "-qm", "a configuration is no other version")
+    git(project.folder, "commit", "-qm", "a configuration makes no new version")
     head = git(project.folder, "rev-parse", "HEAD")
     assert head != of_code
     assert noted() == f"{head}; {version}"
@@ -87,3 +88,14 @@ def test_the_controller_passes_on_the_commit_and_the_version_of_its_sources(tmp_
     git(project.folder, "checkout", "-q", "Snakefile")
     (project.folder / "rloo_pipeline" / "own.py").write_text("")
     assert noted() == f"{head} changed; {version}.changed"
+
+
+def test_a_command_that_snakemake_has_not_started_notes_the_version_too(tmp_path, monkeypatch, capsys) -> None:
+    for name in (origin.COMMIT, origin.VERSION):
+        monkeypatch.setenv(name, "")  # so that the old value returns
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(origin, "_git", lambda *arguments: "" if arguments[0] == "status" else "0123456789abcdef")
+    with pytest.raises(SystemExit):
+        main(["rescore", str(tmp_path / "none"), "--rewards", "rewards.yaml", "--out", str(tmp_path / "out")])
+    assert "none" in capsys.readouterr().err
+    assert with_commit() == f"{__version__}+g0123456789ab"
