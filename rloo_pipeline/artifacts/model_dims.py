@@ -46,6 +46,10 @@ TYPES: Mapping[str, tuple[type | tuple[type, ...], str]] = {
 """Types of the keys of config.json that this package reads itself."""
 SCALED_ROPE = {"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling", "default"}
 """Types of rotary embedding whose scaling factor is already included in CONTEXT_KEYS."""
+ORIGINAL = "original_max_position_embeddings"
+"""Key of config.json: the longest sequence of the first training."""
+DYNAMIC = {"dynamic", "longrope", "su"}
+"""Kinds of rotary embedding whose angles depend on the longest sequence in the batch."""
 
 
 class ModelDims(NamedTuple):
@@ -78,6 +82,14 @@ class ModelDims(NamedTuple):
     def cached(self, dtype: str) -> int:
         """Bytes of KV cache that one token takes."""
         return 2 * self.layers * self.key_value * BYTES[dtype]
+
+
+class LengthLimit(NamedTuple):
+    """The longest sequence that training computes correctly."""
+
+    tokens: int
+    cause: str
+    """The reason for the limit, phrased to follow "MODEL has"."""
 
 
 def check_types(hf_config: Mapping[str, Any], file: Path) -> None:
@@ -116,6 +128,26 @@ def context(hf_config: dict[str, Any]) -> int | None:
     if longest is None or kind in SCALED_ROPE or "gemma3" in str(hf_config.get("model_type")):
         return longest
     return int(longest * (rope.get("factor") or 1))
+
+
+def length_limit(hf_config: Mapping[str, Any]) -> LengthLimit | None:
+    """The length beyond which the rotary embedding of a sequence depends on the other sequences in the batch; None
+    without a limit.
+    """
+    text, limits = text_config(hf_config), []
+    for rope in rotary_embeddings(text):
+        kind = rope.get("rope_type", rope.get("type"))
+        if kind in DYNAMIC:
+            tokens = rope.get(ORIGINAL) or text.get(ORIGINAL) or text.get("max_position_embeddings")
+            cause = f"a rotary embedding ({kind}) that changes beyond {tokens} tokens"
+            limits.append(LengthLimit(int(tokens or 1), cause))
+    return min(limits, default=None)
+
+
+def rotary_embeddings(text: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Settings of the rotary embedding, and those of single kinds of layers in it."""
+    whole = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    return [whole, *(part for part in whole.values() if isinstance(part, Mapping))]
 
 
 def is_recurrent(hf_config: dict[str, Any]) -> bool:

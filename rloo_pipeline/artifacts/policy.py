@@ -18,7 +18,7 @@ from rloo_pipeline.artifacts import lineage, model_dims, model_files, node_files
 from rloo_pipeline.artifacts.files import read_artifact, read_json
 from rloo_pipeline.artifacts.manifest import Manifest, verify_manifest, write_manifest
 from rloo_pipeline.artifacts.manifest import digest as digest_of
-from rloo_pipeline.artifacts.model_dims import ModelDims
+from rloo_pipeline.artifacts.model_dims import LengthLimit, ModelDims
 from rloo_pipeline.artifacts.vision import ImageKind, ImageTokens
 from rloo_pipeline.errors import UserError, one_line, raise_disk_error
 from rloo_pipeline.transformers_internals import optional_parts, tokenizer_file
@@ -153,6 +153,11 @@ class Policy:
     def context(self) -> int | None:
         """The context length in tokens that config.json declares; None if it declares none."""
         return model_dims.context(self.config)
+
+    @property
+    def length_limit(self) -> LengthLimit | None:
+        """The length beyond which the rotary embedding depends on the batch; None without a limit."""
+        return model_dims.length_limit(self.config)
 
     @property
     def is_recurrent(self) -> bool:

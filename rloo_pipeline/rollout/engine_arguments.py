@@ -235,7 +235,7 @@ def context_length(policy: Policy, needed: int) -> int:
             f"{policy.base}: the longest prompt and max_completion_length add up to {needed} tokens, but the model's "
             f"context is {longest}; lower dataset.max_prompt_length or rollout.max_completion_length"
         )
-    limit = model_support.length_limit(policy.config)
+    limit = policy.length_limit
     rounded = -(-needed // 64) * 64
     return max(needed, min(filter(None, (rounded, longest, limit and limit.tokens))))
 

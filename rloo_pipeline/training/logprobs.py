@@ -15,10 +15,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rloo_pipeline.artifacts import vision
+from rloo_pipeline.artifacts.model_dims import length_limit
 from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.runtime import host_copies
 from rloo_pipeline.runtime.host_copies import HostCopies
-from rloo_pipeline.training import batch_forms, model_support, sequence_group
+from rloo_pipeline.training import batch_forms, sequence_group
 from rloo_pipeline.training.kernels import attention, lm_head
 from rloo_pipeline.training.kernels.lm_head import Form, LossOf, TokenOutputs, outputs_of
 from rloo_pipeline.training.packing import Pack
@@ -57,7 +58,7 @@ class TokenLogProbs(nn.Module):
         self.form = batch_forms.form_of(base)
         self.replay = RouterReplay(base, self.num_layers)
         self.never = tuple(vision.placeholder_ids(base.config.to_dict()))
-        self.length_limit = model_support.length_limit(base.config.to_dict())
+        self.length_limit = length_limit(base.config.to_dict())
         self.head_form = form_of_logits(base)
         """The form of the logits, if the vocabulary projection computes log-probs; None computes all logits at once."""
         if self.head_form is not None:

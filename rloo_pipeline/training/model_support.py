@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterator, Mapping
 from math import isclose, log, sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from rloo_pipeline.artifacts.model_dims import experts_key, text_config
+from rloo_pipeline.artifacts.model_dims import ORIGINAL, experts_key, length_limit, rotary_embeddings, text_config
 from rloo_pipeline.artifacts.model_files import ADAPTER
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 
 COUNTS, MOST = ("layers", "n_layer", "experts"), 10_000
 """Suffixes of config.json's keys that count parts of a model, and the largest count: transformers lists the parts."""
-ORIGINAL = "original_max_position_embeddings"
-"""Key of config.json: the longest sequence of the first training."""
-DYNAMIC = {"dynamic", "longrope", "su"}
-"""Kinds of rotary embedding whose angles depend on the longest sequence in the batch."""
 ALWAYS_TIED = {"lfm2", "lfm2_moe"}
 """Model types whose LM head is the embedding in vLLM, whatever config.json says."""
 MINISTRAL_ROPE = {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 16384}
@@ -52,14 +48,6 @@ ATTENTION_MODULES = {"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"}
 """Modules whose adapters vLLM serves in models with experts, by the last part of their names."""
 
 EXAMPLE = "[q_proj, k_proj, v_proj, o_proj]"
-
-
-class LengthLimit(NamedTuple):
-    """The longest sequence that training computes correctly."""
-
-    tokens: int
-    cause: str
-    """The reason for the limit, phrased to follow "MODEL has"."""
 
 
 def check_run(config: Config, policy: Policy) -> None:
@@ -133,11 +121,6 @@ def check_model(hf_config: Mapping[str, Any], longest: int | None = None, file: 
         )
 
 
-def length_limit(hf_config: Mapping[str, Any]) -> LengthLimit | None:
-    """The length from which the rotary embedding changes; None without a limit."""
-    return min(_rotary(hf_config), default=None)
-
-
 def comes_in_nf4(hf_config: Mapping[str, Any]) -> bool:
     """True if a config.json describes a bitsandbytes checkpoint in NF4."""
     quantization = hf_config.get("quantization_config") or {}
@@ -193,7 +176,7 @@ def _scaled_otherwise(text: Mapping[str, Any]) -> Iterator[str]:
     """Differences between the scales of a rotary embedding `longrope`, which transformers and vLLM read from different
     keys.
     """
-    for rope in _rotary_embeddings(text):
+    for rope in rotary_embeddings(text):
         first = rope.get(ORIGINAL) or text.get(ORIGINAL)
         if rope.get("rope_type", rope.get("type")) not in {"longrope", "su"} or not first:
             continue
@@ -216,22 +199,6 @@ def is_window(key: str) -> bool:
     """True if a key of config.json holds an attention window in tokens."""
     named_otherwise = key in {"attention_chunk_size", "local_attention"}
     return named_otherwise or ("window" in key and not key.endswith(("layers", "pattern")))
-
-
-def _rotary(hf_config: Mapping[str, Any]) -> Iterator[LengthLimit]:
-    """Lengths beyond which the rotary embedding of a sequence depends on the other sequences in the batch."""
-    text = text_config(hf_config)
-    for rope in _rotary_embeddings(text):
-        kind = rope.get("rope_type", rope.get("type"))
-        if kind in DYNAMIC:
-            tokens = rope.get(ORIGINAL) or text.get(ORIGINAL) or text.get("max_position_embeddings")
-            yield LengthLimit(int(tokens or 1), f"a rotary embedding ({kind}) that changes beyond {tokens} tokens")
-
-
-def _rotary_embeddings(text: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Settings of the rotary embedding, and those of single kinds of layers in it."""
-    whole = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    return [whole, *(part for part in whole.values() if isinstance(part, Mapping))]
 
 
 def check_lora(policy: Policy, lora: Lora | None) -> None:

@@ -123,7 +123,7 @@ def _digest(hf_config: JSON, folder: Path, images: bool) -> str:
     here = Path(__file__).parent
     names = ("batch_forms", "layout", "logprobs", "packing", "plain_model", "model_support")
     ours = [*(here.parent / f"{name}.py" for name in names), *sorted((here.parent / "kernels").glob("*.py"))]
-    ours.append(here.parents[1] / "artifacts" / "vision.py")
+    ours += [here.parents[1] / "artifacts" / f"{name}.py" for name in ("model_dims", "vision")]
     code = [*ours, *sorted(here.glob("*.py")), *sorted(folder.glob("*.py"))]
     relevant = {key: value for key, value in hf_config.items() if key not in IGNORED_KEYS}
     parts = [json.dumps(relevant, sort_keys=True, default=str), *(digest_of(file) for file in code)]

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from rloo_pipeline.artifacts import vision
 from rloo_pipeline.artifacts.files import write_json
+from rloo_pipeline.artifacts.model_dims import LengthLimit, length_limit
 from rloo_pipeline.artifacts.model_files import SELF_CHECK
-from rloo_pipeline.training import model_support, plain_model
+from rloo_pipeline.training import plain_model
 from rloo_pipeline.training.batch_forms import FORMS, Packed
 from rloo_pipeline.training.kernels import attention, lm_head
 from rloo_pipeline.training.logprobs import TokenLogProbs
-from rloo_pipeline.training.model_support import LengthLimit
 from rloo_pipeline.training.packing import RowImages, Sequences
 from rloo_pipeline.training.self_check import small
 
@@ -75,7 +75,7 @@ class PlainModel:
         """
         self.config, self.trust_remote_code = small.shrink(config, shrink), trust_remote_code
         self.model = small.build(self.config, trust_remote_code, "eager").eval()
-        self.sequences = probe(self.model.config, model_support.length_limit(config.to_dict()))
+        self.sequences = probe(self.model.config, length_limit(config.to_dict()))
         if images:
             self.sequences = _with_images(self.sequences, self.config)
         self.logps = _one_by_one(self.model, self.sequences)

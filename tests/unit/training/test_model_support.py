@@ -9,6 +9,7 @@ from contextlib import ExitStack, nullcontext
 import pytest
 from helpers import mini, staged
 
+from rloo_pipeline.artifacts.model_dims import length_limit
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import model_inputs, model_trial
 from rloo_pipeline.before_run.findings import RunInputs
@@ -18,7 +19,7 @@ from rloo_pipeline.rollout import groups
 from rloo_pipeline.stages.probe import probe
 from rloo_pipeline.stages.stage_assets import stage_assets
 from rloo_pipeline.stages.warmstart import warmstart
-from rloo_pipeline.training.model_support import MINISTRAL_ROPE, check_model, check_run, length_limit
+from rloo_pipeline.training.model_support import MINISTRAL_ROPE, check_model, check_run
 
 LONG_ROTARY = {
     "phi3 with long rotary": {
