@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import whole
 from task import words_qwen3
 
 PROMPTS, SAMPLES, LONGEST = 24, 4, 384
@@ -27,10 +28,8 @@ MODEL: dict[str, Any] = {
 
 def data_parallel(repeats: int, folder: Path, _: argparse.Namespace) -> dict[str, list[float]]:
     """Sampling by two engines of a job against one, a core each, dealt by expected lengths and in turns."""
-    from run import script
-
     words_qwen3(folder / "model", 0, context=512, **MODEL)
-    figures: dict[str, list[float]] = json.loads(script("data_parallel.py", folder / "model", repeats).splitlines()[-1])
+    figures: dict[str, list[float]] = whole.last_line(whole.script("data_parallel.py", folder / "model", repeats))
     return figures
 
 

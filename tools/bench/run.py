@@ -49,24 +49,11 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 Numbers = Mapping[str, list[float]]
 
 
-def script(name: str, *arguments: object, **variables: str) -> str:
-    """The output of a script of this folder, run in a separate process.
-
-    Raises:
-        SystemExit: it failed.
-    """
-    command = [sys.executable, str(Path(__file__).with_name(name)), *map(str, arguments)]
-    outcome = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **variables})
-    if outcome.returncode:
-        raise SystemExit(outcome.stderr[-3000:])
-    return outcome.stdout
-
-
 def update(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
     """Our optimizer step against TRL's on the same batch: vocabulary 151,936, and a small model."""
     figures: dict[str, list[float]] = {}
     for name in shapes.SHAPES:
-        script("shapes.py", name, folder / name)  # Linux counts what a parent holds as its child's peak
+        whole.script("shapes.py", name, folder / name)  # Linux counts what a parent holds as its child's peak
         count = repeats * shapes.SHAPES[name].steps
         ours, trl = _in_turns(name, folder / name, count)
         suffix = "" if name == "large" else f"_{name}"
@@ -118,14 +105,14 @@ def _steps(side: str, name: str, folder: Path, repeats: int) -> Iterator[str]:
 
 def rollout(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
     """The rollout stage with a warm engine against vLLM's `generate` alone, on the same requests."""
-    return {"rollout_tokens_per_s_vs_vllm": whole.last_line(script("sampling.py", folder, repeats))}
+    return {"rollout_tokens_per_s_vs_vllm": whole.last_line(whole.script("sampling.py", folder, repeats))}
 
 
 def host(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
     """CPU seconds of the process that samples, for a million tokens, by an engine without a model."""
     sides = {"": (), "_one_process": ("inside",), "_generate": ("bare",)}
     outputs = {
-        name: script("host.py", folder, repeats, *options, VLLM_LOGGING_LEVEL="ERROR")
+        name: whole.script("host.py", folder, repeats, *options, VLLM_LOGGING_LEVEL="ERROR")
         for name, options in sides.items()
     }
     return {f"host_cpu_seconds{name}": whole.last_line(output) for name, output in outputs.items()}
@@ -133,9 +120,9 @@ def host(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
 
 def limits(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
     """An update's matrix products against `torch.matmul`; a decoding step's reads against the memory's bandwidth."""
-    script("shapes.py", "large", folder)
+    whole.script("shapes.py", "large", folder)
     one_thread = {**environment.JOBS, **ONE_THREAD}
-    parts = [script("limits.py", part, folder, repeats, **one_thread) for part in ("update", "rollout")]
+    parts = [whole.script("limits.py", part, folder, repeats, **one_thread) for part in ("update", "rollout")]
     return {name: values for part in parts for name, values in whole.last_line(part).items()}
 
 

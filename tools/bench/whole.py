@@ -201,6 +201,19 @@ def trl(project: Project, threads: int) -> Measured:
     return run_measured([sys.executable, script, run, "trl"], project.folder, environment | {"HF_HUB_OFFLINE": "1"})
 
 
+def script(name: str, *arguments: object, **variables: str) -> str:
+    """The output of a script of this folder, run in a separate process.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    command = [sys.executable, str(Path(__file__).with_name(name)), *map(str, arguments)]
+    outcome = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **variables})
+    if outcome.returncode:
+        raise SystemExit(outcome.stderr[-3000:])
+    return outcome.stdout
+
+
 def run_measured(command: list[str], folder: Path, environment: Mapping[str, str]) -> Measured:
     """Runs a command and measures it.
 
