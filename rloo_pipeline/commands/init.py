@@ -293,7 +293,7 @@ def init_from_trl(folder: Path, command: str, model: str | None, force: bool) ->
     config = f"# From {script}; README.md says what became of each option.\n\n{written}"
     write(folder, {"config/config.yaml": config, **project.files, **others}, force, console)
     for title, all_rows in tables:
-        lines = [row for row in all_rows if row.option.startswith("line ")]
+        lines = [row for row in all_rows if row.option.startswith("line ") and not row.note]
         rows = [row for row in all_rows if row not in lines or len(lines) <= MOST_LINES]
         if len(lines) > MOST_LINES:
             numbers = ", ".join(row.option.removeprefix("line ") for row in lines)

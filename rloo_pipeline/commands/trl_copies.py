@@ -9,6 +9,7 @@ import copy
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import cast
 
 from rloo_pipeline.commands.trl_script import TrlScript
 from rloo_pipeline.commands.trl_syntax import all_nodes, bound, free_names, name_of, own_names, scopes
@@ -187,7 +188,8 @@ def _closure(script: TrlScript, names: Iterable[tuple[str, int]]) -> list[ast.st
             is_above = binding.value is None or (line < before and line not in script.afterwards)
             if is_above and id(statement) not in chosen:
                 chosen[id(statement)] = statement
-                waiting += _names(script, statement, binding.value is None and len(script.text))
+                copied = _tokenizer_alone(statement) or statement
+                waiting += _names(script, copied, binding.value is None and len(script.text))
         if any(script.is_parsed(binding.part) for binding in script.bindings.get(name, ())):
             continue  # neither are the lines that set options
         for statement in script.statements:
@@ -197,6 +199,24 @@ def _closure(script: TrlScript, names: Iterable[tuple[str, int]]) -> list[ast.st
     inner = (part for statement in chosen.values() for part in ast.walk(statement) if isinstance(part, ast.stmt))
     script.taken |= {part.lineno for part in inner}
     return sorted(chosen.values(), key=lambda statement: statement.lineno)
+
+
+def _tokenizer_alone(statement: ast.AST) -> ast.Assign | None:
+    """A line that loads the tokenizer, in place of one in which Unsloth loads it with the model, which would take a GPU
+    in each stage; None for other lines.
+    """
+    match statement:
+        case ast.Assign(
+            targets=[ast.Tuple(elts=[_, tokenizer])],
+            value=ast.Call(func=ast.Attribute(ast.Name("FastLanguageModel" | "FastModel" | "FastVisionModel" as kind))),
+        ):
+            call = cast("ast.Call", statement.value)
+            names = [*call.args[:1], *(one.value for one in call.keywords if one.arg == "model_name")]
+            loader = "AutoProcessor" if kind == "FastVisionModel" else "AutoTokenizer"
+            loads = ast.parse(f"__import__('transformers').{loader}.from_pretrained", mode="eval").body
+            alone = ast.Assign([tokenizer], ast.Call(loads, names[:1], []))
+            return ast.fix_missing_locations(ast.copy_location(alone, statement))
+    return None
 
 
 def _names(script: TrlScript, node: ast.AST, before: int | bool = False) -> list[tuple[str, int]]:
@@ -363,6 +383,12 @@ class _Filled(ast.NodeTransformer):
     def __init__(self, script: TrlScript, own: set[str]) -> None:
         self.script, self.own = script, own
         self.has_changed = False
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        """Loads a tokenizer without its model."""
+        alone = _tokenizer_alone(node)
+        self.has_changed |= alone is not None
+        return self.generic_visit(alone or node)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         """Replaces `arguments.dataset` by its value."""

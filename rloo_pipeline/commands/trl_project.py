@@ -108,7 +108,8 @@ class TrlProject(TrlModel):
         for loop in self.script.loops():
             self._row(f"line {loop.lineno}", ast.unparse(loop).partition("\n")[0], "", "the run trains once")
         for statement in self.script.left():
-            self._row(f"line {statement.lineno}", " ".join(ast.unparse(statement).split()), "")
+            text, advice = " ".join(ast.unparse(statement).split()), self.script.advice_on(statement)
+            self._row(f"line {statement.lineno}", text, "", advice)
 
     def _texts(self) -> dict[str, set[str]]:
         """The parameters and strings in rewards.py and in the script's own modules, without those that Python cannot

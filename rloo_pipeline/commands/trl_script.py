@@ -201,6 +201,14 @@ class TrlScript(ScriptValues):
             if not (is_taken or statement.lineno in self.afterwards or (trains and not self._sets(statement))):
                 yield statement
 
+    def advice_on(self, statement: ast.stmt) -> str:
+        """How the run gets what a statement that the project does not take over changes; empty if nothing is known."""
+        if self._changes_tokenizer(statement):
+            return "save the tokenizer into a copy of the model's folder, and name that in model.name_or_path"
+        if self._makes_another(statement):
+            return "trains first: name the model that it saves in model.name_or_path, or set warmstart.sft"
+        return ""
+
     def _objects(self, argument: str) -> set[str]:
         """The variables in a trainer argument, without constants, and the functions and classes that make it."""
         node = self.arguments.get(argument, UNSHOWN)

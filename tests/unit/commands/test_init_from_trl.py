@@ -5,9 +5,12 @@ import json
 import random
 from pathlib import Path
 from textwrap import indent
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
+import transformers
 import yaml
 from helpers import printed
 from trl_scripts import GRPO, SMALL, project
@@ -396,10 +399,27 @@ def test_a_notebook_of_unsloth_keeps_its_4_bit_weights_adapter_and_whole_groups(
     assert names == ["max_seq_length", "peft_config.bias", "line 31", "line 36"], (
         "not what is copied or done afterwards"
     )
+    assert "trains first: name the model that it saves in model.name_or_path" in words
     monkeypatch.chdir("project")
     assert "model" not in Path("data.py").read_text() + Path("rewards.py").read_text(), "text is a local name"
     assert load_function("rewards.py:right")([[{"content": "1+1=2"}]], answer=["2"]) == [1.0]
     assert len(load_function("data.py:train")()) == 4
+
+
+def test_a_copy_that_needs_the_tokenizer_of_unsloth_loads_no_model(monkeypatch) -> None:
+    head = "def right(completions, answer, **kwargs):\n"
+    script = NOTEBOOK.replace(head, f"tokenizer.chat_template = MARKED\n\n\n{head}    tokenizer.eos_token\n")
+    script = script.replace("rows[0]\n", "".join(f"model.change({number})\n" for number in range(9)))
+    output = " ".join(project('MARKED = "{{ messages }}"\n' + script)[1].split())
+    assert "tokenizer.chat_template = MARKED save the tokenizer into a copy of the model's folder" in output
+    assert "lines of the script, which README.md shows" in output, "the others"
+    copied = Path("project/rewards.py").read_text()
+    assert "FastModel" not in copied
+    loaded = mock.Mock(side_effect=lambda name: SimpleNamespace(name=name, eos_token="</s>"))
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", loaded)
+    names: dict = {}
+    exec(copied, names)
+    assert (names["tokenizer"].name, names["tokenizer"].chat_template) == ("org/model", "{{ messages }}")
 
 
 HELPERS = """
