@@ -91,7 +91,7 @@ class TrlProject(TrlModel):
             if name == "processing_class":
                 self._tokenizer(node)
             elif name not in tables.KNOWN and not (isinstance(node, ast.Constant) and node.value is None):
-                self._row(name, ast.unparse(node), "")
+                self._row(name, ast.unparse(node), "", tables.ADVICE.get(name, ""))
         for name, module in self.script.of_others():
             self._row("class", name, "", f"is that of {module}; the run does what TRL's does")
         names = {node.value for node in ast.walk(self.script.tree) if isinstance(node, ast.Constant)}

@@ -100,4 +100,6 @@ TALK = {
 """Functions whose calls say or show something, and do not change the training."""
 KNOWN = {*POSITIONAL, "peft_config", "quantization_config", "tools", "environment_factory"}
 """Trainer arguments that a project takes over."""
+ADVICE = {"rollout_func": "make its episodes a class in rollout.environment, or its calls tools in rollout.tools"}
+"""How a project gets what other arguments do."""
 SECTIONS = ("run", "rounds", "seed", "model", "dataset", "rollout", "vllm", "rewards", "correct", "algorithm", "update")

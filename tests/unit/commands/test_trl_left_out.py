@@ -39,6 +39,11 @@ def _here(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
+def test_a_function_that_plays_episodes_is_listed_with_what_takes_its_place() -> None:
+    script = SMALL.replace('split="test")).', 'split="test"), rollout_func=play).')
+    assert "rollout_func: play make its episodes a class in rollout.environment" in left_out("", script)
+
+
 def test_a_tokenizer_and_a_model_that_are_only_loaded_are_taken() -> None:
     assert left_out("tokenizer.pad_token = tokenizer.eos_token") == ""
 
