@@ -204,9 +204,9 @@ class TrlScript(ScriptValues):
     def advice_on(self, statement: ast.stmt) -> str:
         """How the run gets what a statement that the project does not take over changes; empty if nothing is known."""
         if self._changes_tokenizer(statement):
-            return "save the tokenizer into a copy of the model's folder, and name that in model.name_or_path"
+            return "save the tokenizer into a copy of the model's folder, and set model.name_or_path to it"
         if self._makes_another(statement):
-            return "trains first: name the model that it saves in model.name_or_path, or set warmstart.sft"
+            return "trains first: set model.name_or_path to the model that it saves, or set warmstart.sft"
         return ""
 
     def _objects(self, argument: str) -> set[str]:

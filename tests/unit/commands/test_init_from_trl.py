@@ -399,7 +399,7 @@ def test_a_notebook_of_unsloth_keeps_its_4_bit_weights_adapter_and_whole_groups(
     assert names == ["max_seq_length", "peft_config.bias", "line 31", "line 36"], (
         "not what is copied or done afterwards"
     )
-    assert "trains first: name the model that it saves in model.name_or_path" in words
+    assert "trains first: set model.name_or_path to the model that it saves" in words
     monkeypatch.chdir("project")
     assert "model" not in Path("data.py").read_text() + Path("rewards.py").read_text(), "text is a local name"
     assert load_function("rewards.py:right")([[{"content": "1+1=2"}]], answer=["2"]) == [1.0]

@@ -66,7 +66,7 @@ def test_a_line_that_changes_the_model_is_listed_even_if_it_reads_an_option(line
 def test_a_changed_tokenizer_is_listed_even_if_the_data_need_it(line) -> None:
     """data.py has the line, too, but the run has the tokenizer of the model."""
     data = '.filter(lambda row: len(tokenizer.apply_chat_template(row["prompt"])) < 9)'
-    advice = "save the tokenizer into a copy of the model's folder, and name that in model.name_or_path"
+    advice = "save the tokenizer into a copy of the model's folder, and set model.name_or_path to it"
     assert left_out(line, data=data) == f"line 10: {line} {advice}"
     assert line in Path("project/data.py").read_text()
 
