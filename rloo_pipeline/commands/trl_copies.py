@@ -9,10 +9,10 @@ import copy
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import cast
 
 from rloo_pipeline.commands.trl_script import TrlScript
 from rloo_pipeline.commands.trl_syntax import all_nodes, bound, free_names, name_of, own_names, scopes
+from rloo_pipeline.commands.trl_tables import UNSLOTH
 from rloo_pipeline.commands.trl_values import UnknownValueError
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.report.frame import templates_of
@@ -208,9 +208,8 @@ def _tokenizer_alone(statement: ast.AST) -> ast.Assign | None:
     match statement:
         case ast.Assign(
             targets=[ast.Tuple(elts=[_, tokenizer])],
-            value=ast.Call(func=ast.Attribute(ast.Name("FastLanguageModel" | "FastModel" | "FastVisionModel" as kind))),
-        ):
-            call = cast("ast.Call", statement.value)
+            value=ast.Call(func=ast.Attribute(ast.Name(kind), "from_pretrained")) as call,
+        ) if kind in UNSLOTH:
             names = [*call.args[:1], *(one.value for one in call.keywords if one.arg == "model_name")]
             loader = "AutoProcessor" if kind == "FastVisionModel" else "AutoTokenizer"
             loads = ast.parse(f"__import__('transformers').{loader}.from_pretrained", mode="eval").body

@@ -54,7 +54,7 @@ class TrlModel:
         return known or {}
 
     def _model(self, named: str | None, given: Mapping[str, Any]) -> JSON:
-        node, target = self.script.arguments.get("model"), self.script.argument("model")
+        node, target, in_4_bits = self.script.arguments.get("model"), self.script.argument("model"), False
         while isinstance(target, ast.Call) and (inner := self._wrapped(target)) is not None:
             target = inner
         if isinstance(target, ast.Call) and ast.unparse(target.func) == "PeftModel.from_pretrained":
@@ -66,6 +66,9 @@ class TrlModel:
         elif isinstance(target, ast.Call) and name_of(target.func) == "from_pretrained":
             keywords = self.script.keywords(target)
             self.loading = {name: ast.unparse(value) for name, value in keywords.items()}
+            by_unsloth = isinstance(target.func, ast.Attribute) and name_of(target.func.value) in tables.UNSLOTH
+            other = any(self._value(keywords.get(one)) for one in tables.OTHER_WEIGHTS)
+            in_4_bits = by_unsloth and "load_in_4bit" not in keywords and not other
             target, given = _loaded(target, {**given, **keywords})
         name = self.name_in_script = self._value(target)
         option = self.script.options.get("model_name_or_path")
@@ -86,6 +89,9 @@ class TrlModel:
         keys: JSON = {"name_or_path": place_in(self.folder, Path(name)) if Path(name).is_dir() else name}
         if "quantization_config" in self.script.arguments:
             given = {**given, "quantization_config": self.script.arguments["quantization_config"]}
+        if in_4_bits:
+            keys["quantization"] = "nf4"
+            self._row("load_in_4bit", "true (Unsloth's default)", "model.quantization", "nf4")
         for option, value in given.items():
             if option not in tables.LOADING:
                 self._init_kwarg(option, value, keys)

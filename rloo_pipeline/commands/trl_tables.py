@@ -44,6 +44,10 @@ LOADING = {
     *("local_files_only", "offload_folder", "fast_inference", "max_lora_rank", "gpu_memory_utilization"),
 }
 """Arguments for loading a model that change only speed."""
+UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel")
+"""Unsloth's classes whose `from_pretrained` returns a model and its tokenizer."""
+OTHER_WEIGHTS = ("load_in_8bit", "load_in_16bit", "load_in_fp8", "full_finetuning")
+"""Arguments of these that load other weights than the default, 4 bits."""
 LOADING_TOKENIZER = {
     *(*LOADING, "use_fast", "trust_remote_code", "use_auth_token", "model_max_length", "max_length", "max_seq_length"),
     *("pad_token", "padding_side", "padding", "truncation_side", "truncation", "clean_up_tokenization_spaces"),

@@ -406,6 +406,22 @@ def test_a_notebook_of_unsloth_keeps_its_4_bit_weights_adapter_and_whole_groups(
     assert len(load_function("data.py:train")()) == 4
 
 
+@pytest.mark.parametrize(
+    ("given", "quantization"),
+    [
+        ("", "nf4"),
+        (", full_finetuning=False", "nf4"),
+        (", load_in_4bit=False", None),
+        (", load_in_16bit=True", None),
+        (", full_finetuning=True", None),
+    ],
+)
+def test_unsloth_loads_4_bits_unless_it_is_told_otherwise(given, quantization) -> None:
+    config, output = project(NOTEBOOK.replace(", load_in_4bit=True", given))
+    assert config["model"].get("quantization") == quantization
+    assert ("load_in_4bit: true (Unsloth's default)" in output) == (quantization is not None)
+
+
 def test_a_copy_that_needs_the_tokenizer_of_unsloth_loads_no_model(monkeypatch) -> None:
     head = "def right(completions, answer, **kwargs):\n"
     script = NOTEBOOK.replace(head, f"tokenizer.chat_template = MARKED\n\n\n{head}    tokenizer.eos_token\n")
