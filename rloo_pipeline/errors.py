@@ -208,11 +208,12 @@ def _is_disk_full(error: BaseException) -> bool:
 
 
 def _failure_of_file_system(error: BaseException) -> str | None:
-    """The text of an error of the file system; None for other errors. safetensors raises its own exceptions."""
+    """The text of an error of the file system; None for others. safetensors and torch raise their own exceptions."""
     if isinstance(error, OSError) and error.errno:
         return error.strerror if error.errno in OF_FILE_SYSTEM else None
     codes = (errno.EIO, errno.ESTALE, errno.EROFS)
-    return next((os.strerror(code) for code in codes if f"{os.strerror(code)} (os error {code})" in str(error)), None)
+    texts = {f"{os.strerror(code)} ({name}{code})": os.strerror(code) for code in codes for name in ("os error ", "")}
+    return next((text for whole, text in texts.items() if whole in str(error)), None)
 
 
 def _file_system_failed(file: str | bytes | Path, failure: str) -> str:

@@ -166,11 +166,12 @@ def test_without_disk_space_the_error_names_the_folder_and_no_file_is_left(tmp_p
 
 
 def test_an_error_of_the_file_system_names_the_folder_and_leaves_no_file(tmp_path) -> None:
-    """Python's errors after `open` have no file name; safetensors raises its own."""
+    """Python's errors after `open` have no file name; safetensors and torch raise their own."""
     stale, read_only = (os.strerror(code) for code in (errno.ESTALE, errno.EROFS))
     for failure, why in (
         (OSError(errno.ESTALE, stale), stale),
         (RuntimeError(f"I/O error: {stale} (os error {errno.ESTALE})"), stale),
+        (RuntimeError(f"unable to open file <x> in read-only mode: {stale} ({errno.ESTALE})"), stale),
         (RuntimeError(f"I/O error: {read_only} (os error {errno.EROFS})"), read_only),
     ):
 
