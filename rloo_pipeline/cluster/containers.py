@@ -9,6 +9,7 @@ because it is read-only.
 import hashlib
 import os
 import re
+import shlex
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -45,6 +46,8 @@ OF_HUB = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_DATASETS_CACHE", "HF_XET_
 """Variables for parts of HF_HOME that users keep elsewhere."""
 CERTIFICATES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 """Variables with a file of certificates, without which stage-assets and trackers in the image reach no server."""
+CLEAN = ("CLEANENV", "CONTAINALL")
+"""Options with which Apptainer passes no environment variables on."""
 ENGINES = "rloo_pipeline/engines"
 """Subfolder of the cache folder for compiled code."""
 
@@ -100,6 +103,26 @@ def refuse_missing_binds(in_job: bool) -> None:
         for folder in (bind.partition(":")[0] for bind in _split_binds(os.environ.get(name, ""))):
             if not Path(folder).exists():
                 raise UserError(f"{name} names {folder}, which {socket.gethostname()} does not have; take it out")
+
+
+def refuse_clean_environment(arguments: str) -> None:
+    """Checks that Apptainer passes environment variables on to stages: the copies of functions, the fence, the caches.
+
+    Args:
+        arguments: Snakemake's `--apptainer-args`.
+
+    Raises:
+        UserError: Apptainer would start stages with an empty environment.
+    """
+    names = [f"{program}_{option}" for program in ("APPTAINER", "SINGULARITY") for option in CLEAN]
+    if name := next((name for name in names if os.environ.get(name, "").lower() in ("1", "t", "true")), None):
+        raise UserError(f"{name} is set, so stages would not get the environment variables that they need; unset it")
+    options = re.compile("--(cleanenv|containall)(=[1tT].*)?|-[ceC]*[eC][ceC]*")
+    if option := next(filter(options.fullmatch, shlex.split(arguments)), None):
+        raise UserError(
+            f"--apptainer-args has {option}, so stages would not get the environment variables that they need; take "
+            "it out"
+        )
 
 
 def prepare(config: Config, image: str, in_job: bool = False) -> None:

@@ -19,7 +19,8 @@ def require_packages(call: SnakemakeCall) -> None:
     trackers are installed.
 
     Raises:
-        UserError: the image, a folder to bind or a tracker's package is missing, or MLflow's store is a folder.
+        UserError: the image, a folder to bind or a tracker's package is missing, MLflow's store is a folder, or
+            Apptainer would drop the environment.
     """
     configs = call.runs.configs.values()
     names = {name for config in configs for name in config.trackers}
@@ -28,6 +29,7 @@ def require_packages(call: SnakemakeCall) -> None:
         return
     trackers.require_store(names)
     containers.require(call.image)
+    containers.refuse_clean_environment(call.workflow.deployment_settings.apptainer_args)
     if not call.main or call.workflow.resource_settings.nodes is None:  # otherwise jobs run on other machines
         containers.refuse_missing_binds(in_job=not call.main)
     for config in configs:

@@ -168,7 +168,9 @@ def ignore_damaged_records(persistence: Any) -> None:
 
 
 def _without_record(workflow: Any, runs: RunSet) -> dict[str, dict[str, list[str]]]:
-    """Run → stage → the files of that stage that stay and that Snakemake has no record of."""
+    """Run → stage → the files of that stage that stay and that Snakemake has no record of, in the order in which a run
+    makes them.
+    """
     files: dict[str, dict[str, list[str]]] = {}
     dag = workflow.dag
     for job in dag.jobs:
@@ -176,7 +178,11 @@ def _without_record(workflow: Any, runs: RunSet) -> dict[str, dict[str, list[str
         if stage in STAGES and dag.reason(job).no_metadata and not dag.needrun(job):
             run = getattr(job.wildcards, "run", runs.name)
             files.setdefault(run, {}).setdefault(stage, []).extend(map(str, job.output))
-    return {run: files[run] for run in files if run in runs.by_folder}
+    return {
+        run: {stage: sorted(stages[stage]) for stage in STAGES if stage in stages}
+        for run, stages in files.items()
+        if run in runs.by_folder
+    }
 
 
 def _written(run: Path) -> Config | None:

@@ -76,7 +76,7 @@ def test_rollouts_of_a_killed_run_that_have_no_scores_yet_are_left_out(run, rewa
     (first / "scores" / "001.parquet").unlink()
     assert rescored(run, tmp_path / "half", function=function)["completions"] == 32
     shutil.rmtree(first / "scores")
-    with pytest.raises(UserError, match="has no scored rollouts in rounds"):
+    with pytest.raises(UserError, match=r"000.parquet: neither .* has scores yet; continue the run$"):
         rescored(run, tmp_path / "none", function=function)
     (first / "metrics.json").touch()
     with pytest.raises(UserError, match=f"{first / 'scores' / '000.parquet'}: no such table"):

@@ -301,6 +301,32 @@ def test_a_folder_that_the_users_shell_has_apptainer_bind_must_exist(project, na
         containers.refuse_missing_binds(in_job)
 
 
+@pytest.mark.parametrize(
+    ("variables", "arguments", "named"),
+    [
+        ({}, "--bind /data --cleanenv", "--apptainer-args has --cleanenv"),
+        ({}, "-e", "--apptainer-args has -e"),
+        ({}, "--containall", "--apptainer-args has --containall"),
+        ({}, "-C", "--apptainer-args has -C"),
+        ({}, "-ce", "--apptainer-args has -ce"),
+        ({}, "--cleanenv=true", "--apptainer-args has --cleanenv=true"),
+        ({"APPTAINER_CLEANENV": "1"}, "", "APPTAINER_CLEANENV is set"),
+        ({"SINGULARITY_CONTAINALL": "true"}, "", "SINGULARITY_CONTAINALL is set"),
+    ],
+)
+def test_apptainer_must_pass_the_environment_on(project, variables, arguments, named) -> None:
+    """Without it, a stage would call an edited reward function and not the run's copy of it."""
+    os.environ |= variables
+    with pytest.raises(UserError, match=f"^{named}, so stages would not get the environment variables"):
+        containers.refuse_clean_environment(arguments)
+
+
+def test_other_options_of_apptainer_are_taken(project) -> None:
+    os.environ |= {"APPTAINER_CLEANENV": "false"}
+    containers.refuse_clean_environment("--bind '/a b' --contain -c --nv --cleanenv=false")
+    containers.refuse_clean_environment("")
+
+
 @pytest.mark.parametrize("in_job", [False, True])
 def test_binds_may_have_spaces_and_several_options(project, in_job) -> None:
     """Apptainer takes both."""

@@ -200,7 +200,16 @@ def test_a_folder_to_bind_must_exist_where_the_image_runs(monkeypatch, starting,
     monkeypatch.setattr(containers, "prepare", lambda *_, **__: None)
     monkeypatch.setattr(os, "environ", os.environ | {"APPTAINER_BIND": "", "APPTAINER_BINDPATH": "/no/such"})
     starting.workflow.resource_settings.nodes, starting.in_image, starting.image = nodes, True, "a.sif"
+    starting.workflow.deployment_settings = SimpleNamespace(apptainer_args="--nv")
     with pytest.raises(UserError, match=r"^APPTAINER_BINDPATH names /no/such") if nodes is None else nullcontext():
+        call_checks.require_packages(starting)
+
+
+def test_apptainer_arguments_that_empty_the_environment_are_refused(monkeypatch, starting) -> None:
+    monkeypatch.setattr(containers, "require", lambda _: None)
+    starting.in_image, starting.image = True, "a.sif"
+    starting.workflow.deployment_settings = SimpleNamespace(apptainer_args="--nv --cleanenv")
+    with pytest.raises(UserError, match=r"^--apptainer-args has --cleanenv, .*; take it out$"):
         call_checks.require_packages(starting)
 
 

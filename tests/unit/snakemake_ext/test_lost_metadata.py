@@ -61,6 +61,11 @@ def test_a_round_of_another_configuration_is_refused_where_snakemake_has_no_reco
     assert "rollout.lag" in (kept(planned("rollout"), rollout={"lag": 1}) or "")
 
 
+def test_the_file_to_make_again_is_the_first_that_a_run_makes_of_those_that_stay(kept) -> None:
+    said = kept(planned("report", "checks", "probe"), rollout={"max_completion_length": 47})
+    assert "add --forcerun results/mini/probe to make it and all that follows again" in (said or "")
+
+
 def test_tables_that_a_call_with_another_configuration_did_not_reach_are_refused(kept, tmp_path, monkeypatch) -> None:
     """It was killed after it had written its configuration."""
     monkeypatch.chdir(tmp_path)
