@@ -26,6 +26,7 @@ OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_ADDR", "M
 
 # The models are so small that threads slow them down. Set before torch is imported, and inherited by child processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["RLOO_COMMIT"] = ""  # a stage of this clone names the version as one of a project without git does
 sys.dont_write_bytecode = False  # also with PYTHONDONTWRITEBYTECODE: else each command compiles the package anew
 shape_checks.install()
 # Property tests must not depend on the load of the machine or on examples stored elsewhere.

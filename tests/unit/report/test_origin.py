@@ -60,10 +60,12 @@ def test_the_controller_passes_on_the_commit_and_the_version_of_its_sources(tmp_
         "print(os.environ[origin.COMMIT], origin.versions()['rloo_pipeline'], sep='; ')"
     )
 
+    environment = {name: value for name, value in project.environment.items() if name != origin.COMMIT}
+
     def noted() -> str:
         command = [sys.executable, "-c", code]
         outcome = subprocess.run(
-            command, cwd=project.folder, env=project.environment, check=True, capture_output=True, text=True
+            command, cwd=project.folder, env=environment, check=True, capture_output=True, text=True
         )
         return outcome.stdout.strip()
 
