@@ -68,14 +68,11 @@ def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path) 
 
     rounds = [run / "rounds" / f"{number:05d}" for number in range(1, config.rounds + 1)]  # a longer run left others
     shards = {folder: found for folder in rounds if (found := _scored(folder, config.rollout))}
-    sampled = (file for folder in rounds for file in sorted(folder.glob("rollouts/*.parquet")))
-    if not shards and (unscored := next(sampled, None)):
-        raise UserError(f"{unscored}: neither this table nor another one of the run has scores yet; continue the run")
     if not shards:
-        raise UserError(
-            f"{run}: has no scored rollouts in rounds/*/rollouts; pass the folder of a run, results/<run>, with at "
-            "least one round that has been scored"
-        )
+        sampled = (file for folder in rounds for file in sorted(folder.glob("rollouts/*.parquet")))
+        if unscored := next(sampled, None):
+            raise UserError(f"{unscored}: has no scores yet, nor has any other table of the run; continue the run")
+        raise UserError(f"{run}: has no rollouts in rounds/*/rollouts; pass the folder of a run, results/<run>")
     prompts = PromptSet(run / "prompts" / "train")
     new_config = config.model_copy(update={"rewards": list(rewards)})
     if any(reward.uses_own_model for reward in rewards):

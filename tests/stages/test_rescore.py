@@ -76,11 +76,14 @@ def test_rollouts_of_a_killed_run_that_have_no_scores_yet_are_left_out(run, rewa
     (first / "scores" / "001.parquet").unlink()
     assert rescored(run, tmp_path / "half", function=function)["completions"] == 32
     shutil.rmtree(first / "scores")
-    with pytest.raises(UserError, match=r"000.parquet: neither .* has scores yet; continue the run$"):
+    with pytest.raises(UserError, match=r"000.parquet: has no scores yet, nor has .*; continue the run$"):
         rescored(run, tmp_path / "none", function=function)
     (first / "metrics.json").touch()
     with pytest.raises(UserError, match=f"{first / 'scores' / '000.parquet'}: no such table"):
         rescored(run, tmp_path / "trained", function=function)
+    shutil.rmtree(run.run / "rounds")
+    with pytest.raises(UserError, match=r"has no rollouts in rounds/.*; pass the folder of a run"):
+        rescored(run, tmp_path / "empty", function=function)
 
 
 def test_a_finished_run_is_scored_with_other_rewards(run, reward_file, tmp_path) -> None:
